@@ -1,0 +1,133 @@
+"""Two independent ways to count memory: live tensor bytes, the same on any machine, and the process as its system sees it.
+
+The first is exact and repeatable, but sees only tensors; the second sees everything, NumPy arrays and the temporaries inside
+a kernel too, but depends on the allocator and on what the process had already freed.
+"""
+
+import ctypes
+import gc
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Live tensor bytes above those at the start: the highest seen, and what was left while the result was still held."""
+
+    peak: int
+    kept: int
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of the storages that are alive after each operation, in the forward and in the backward pass.
+
+    A storage is counted once, however many tensors share it, for as long as it lives, however it is let go of: the set
+    holds weak references. One that is first met as an argument was alive at the start; its release is a credit.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = 0
+        self._storages: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+        self._at_start = 0
+
+    @property
+    def live(self) -> int:
+        """Bytes alive now, above those at the start."""
+        return sum(storage.nbytes() for storage in self._storages) - self._at_start
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        # torch.tensor and its like fill their memory unseen and hand it to lift_fresh: an argument, but a new one.
+        if func is not torch.ops.aten.lift_fresh.default:
+            self._at_start += self._add((args, kwargs))
+        result = func(*args, **kwargs)
+        self._add((args, kwargs, result))
+        self.peak = max(self.peak, self.live)
+        return result
+
+    def _add(self, tree: Any) -> int:
+        """Takes up the storages that are not known yet and returns their bytes."""
+        new = {storage for storage in _storages(tree) if storage not in self._storages}
+        self._storages.update(new)
+        return sum(storage.nbytes() for storage in new)
+
+
+def _storages(tree: Any) -> Iterable[torch.UntypedStorage]:
+    return (leaf.untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
+
+
+def peak_bytes(fn: Callable[[], object]) -> Peak:
+    """Runs `fn` and counts its tensors' bytes.
+
+    What the caller holds is no part of the count; what `fn` releases of it lowers the count, provided that `fn` used it.
+
+    Example:
+        >>> import torch
+        >>> peak_bytes(lambda: torch.zeros(1000).add(1).sum())
+        Peak(peak=8000, kept=4)
+    """
+    with LiveBytes() as counter:
+        result = fn()
+    gc.collect()
+    kept = counter.live
+    del result
+    return Peak(counter.peak, kept)
+
+
+def resident_peak(fn: Callable[[], object], *, device: str = "cpu") -> int:
+    """Runs `fn` and returns the peak of the memory in use above that at the start, in bytes.
+
+    On a CPU the resident set of the process, read every millisecond by a thread; on a GPU what torch's allocator handed out.
+    """
+    gc.collect()
+    if device == "cpu":
+        return _sampled_peak(fn)
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    start = torch.cuda.memory_allocated(device)
+    fn()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - start
+
+
+def _sampled_peak(fn: Callable[[], object]) -> int:
+    _return_freed_memory()
+    done = threading.Event()
+    start = _resident()
+    samples = [start]
+
+    def watch() -> None:
+        while not done.wait(0.001):
+            samples.append(_resident())
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        result = fn()
+        samples.append(_resident())
+        del result
+    finally:
+        done.set()
+        thread.join()
+    return max(samples) - start
+
+
+def _return_freed_memory() -> None:
+    """Gives freed memory back to the system: pages taken from the heap's own store would not show as growth."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def _resident() -> int:
+    with open("/proc/self/statm", "rb", buffering=0) as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,255 @@
+"""The byte counter against sizes worked out by hand, and each of its guarantees against a counter that lacks it."""
+
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers.loss.loss_utils import ForCausalLMLoss
+
+from benchmarks.memory import LiveBytes, Peak, peak_bytes, resident_peak
+
+KIB = 1024
+SLACK = 256  # bytes: 0-d losses, counts and ones
+
+TOKENS, VOCAB = 64, 1000
+
+
+class CountsTensorsNotStorages(LiveBytes):
+    """Broken: views of one storage are so many storages."""
+
+    def _add(self, tree):
+        tensors = [leaf for leaf in torch.utils._pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+        self.__dict__.setdefault("held", []).extend(tensors)
+        return 0
+
+    @property
+    def live(self):
+        return sum(tensor.nbytes for tensor in self.__dict__.get("held", []))
+
+
+class NeverFrees(LiveBytes):
+    """Broken: keeps what it counts."""
+
+    def _add(self, tree):
+        self.__dict__.setdefault("held", []).append(tree)
+        return super()._add(tree)
+
+
+class MissesBackward(LiveBytes):
+    """Broken: looks away while autograd runs."""
+
+    def _add(self, tree):
+        return 0 if torch._C._current_graph_task_id() >= 0 else super()._add(tree)
+
+
+class ForgetsTheStart(LiveBytes):
+    """Broken: what was there before is charged to the function that uses it."""
+
+    def _add(self, tree):
+        super()._add(tree)
+        return 0
+
+
+def measured(counter: LiveBytes, fn: Callable[[], object]) -> Peak:
+    with counter:
+        result = fn()
+    kept = counter.live
+    del result
+    return Peak(counter.peak, kept)
+
+
+# --- what is counted ---------------------------------------------------------------------------------------------------
+
+
+def test_temporaries_count_while_they_live():
+    assert peak_bytes(lambda: torch.zeros(KIB).add(1).mul(2).sum()) == Peak(2 * 4 * KIB, 4)
+
+
+def test_views_and_in_place_operations_are_free():
+    def work():
+        x = torch.zeros(KIB)
+        x.view(2, -1).t().add_(1)
+        x[3:].detach().mul_(2)
+        return x
+
+    assert peak_bytes(work) == Peak(4 * KIB, 4 * KIB)
+
+
+def test_a_list_of_outputs_counts_its_one_storage():
+    assert peak_bytes(lambda: torch.zeros(KIB).split(16)) == Peak(4 * KIB, 4 * KIB)
+
+
+def test_tensors_made_from_python_lists_count():
+    assert peak_bytes(lambda: torch.tensor([0.0] * KIB)) == Peak(4 * KIB, 4 * KIB)
+
+
+def test_what_the_caller_holds_is_no_part_of_the_count():
+    held = torch.zeros(KIB)
+    assert peak_bytes(lambda: held.add(1)) == Peak(4 * KIB, 4 * KIB)
+
+
+def test_releasing_what_was_there_is_a_credit():
+    holder = [torch.zeros(KIB)]
+
+    def work():
+        half = holder[0][: KIB // 2].clone()
+        holder.clear()
+        return half
+
+    assert peak_bytes(work) == Peak(2 * KIB, -2 * KIB)
+
+
+def test_a_storage_let_go_by_set_or_data_is_released():
+    def work():
+        x = torch.zeros(KIB)
+        x.set_()
+        y = torch.zeros(KIB)
+        y.data = torch.zeros(1)
+        return torch.zeros(KIB), x, y
+
+    assert peak_bytes(work) == Peak(4 * KIB + 4, 4 * KIB + 4)
+
+
+def test_a_storage_moved_by_set_or_data_lives_on():
+    def work():
+        x, y = torch.zeros(KIB), torch.zeros(KIB)
+        return torch.empty(0).set_(x), y.data
+
+    assert peak_bytes(work) == Peak(8 * KIB, 8 * KIB)
+
+
+def test_resized_storages_count_at_their_size():
+    def work():
+        x = torch.zeros(KIB)
+        x.untyped_storage().resize_(0)
+        return torch.zeros(KIB).resize_(3 * KIB), x
+
+    assert peak_bytes(work) == Peak(12 * KIB, 12 * KIB)
+
+
+class TwoCopies(torch.autograd.Function):
+    """Saves one copy, makes one temporary copy in backward, fills a third."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x.clone())
+        return x.sum()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (saved,) = ctx.saved_tensors
+        return saved.mul(2).mul(gradient)
+
+
+def test_custom_autograd_functions_are_seen_in_both_directions():
+    x = torch.zeros(KIB, requires_grad=True)
+    forward = peak_bytes(lambda: TwoCopies.apply(x))
+    both = peak_bytes(lambda: TwoCopies.apply(x).backward())
+    assert forward == Peak(4 * KIB + 4, 4 * KIB + 4)
+    assert 12 * KIB <= both.peak <= 12 * KIB + SLACK
+    assert both.kept == 4 * KIB  # x.grad
+
+
+def test_an_error_leaves_no_counter_behind():
+    with pytest.raises(RuntimeError, match="must match the size"):
+        peak_bytes(lambda: torch.zeros(2) + torch.zeros(3))
+    assert peak_bytes(lambda: torch.zeros(KIB)) == Peak(4 * KIB, 4 * KIB)
+
+
+# --- losses whose memory is known --------------------------------------------------------------------------------------
+
+
+def logits_and_labels(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.zeros(1, TOKENS, VOCAB, dtype=dtype, requires_grad=True), torch.zeros(1, TOKENS, dtype=torch.long)
+
+
+def cross_entropy_step(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    loss = F.cross_entropy(logits[0], labels[0])
+    return torch.autograd.grad(loss, logits)[0]
+
+
+def test_cross_entropy_makes_three_copies():
+    """Log-probabilities, their gradient and the logits' gradient; afterwards the last."""
+    logits, labels = logits_and_labels(torch.float32)
+    size = 4 * TOKENS * VOCAB
+    counted = peak_bytes(lambda: cross_entropy_step(logits, labels))
+    # The indexing makes a fourth in its own backward, when the first is gone.
+    assert 3 * size <= counted.peak <= 3 * size + SLACK
+    assert counted.kept == size
+
+
+@pytest.mark.parametrize(("dtype", "copies"), [(torch.float32, 3.0), (torch.bfloat16, 6.0)])
+def test_the_stock_loss_with_logits_held(dtype, copies):
+    """In bfloat16 the same three float32 copies; the gradient in bfloat16 comes when two of them are gone."""
+    logits, labels = logits_and_labels(dtype)
+    counted = peak_bytes(lambda: ForCausalLMLoss(logits, labels, VOCAB).backward())
+    labels_bytes = 2 * 8 * (TOKENS + 1)  # padded and shifted
+    assert copies * logits.nbytes <= counted.peak <= copies * logits.nbytes + labels_bytes + SLACK
+    assert counted.kept == logits.nbytes
+
+
+@pytest.mark.parametrize(("dtype", "copies"), [(torch.float32, 3.0), (torch.bfloat16, 6.0)])
+def test_the_stock_loss_with_logits_released(dtype, copies):
+    """As in the Trainer: what is counted begins before the logits, which go when the loss returns.
+
+    Three float32 copies in either dtype: in backward the logits are gone, and in forward at most they and two copies live.
+    """
+    source, labels = logits_and_labels(dtype)
+
+    def step():
+        logits = source * 1.0
+        loss = ForCausalLMLoss(logits, labels, VOCAB)
+        del logits
+        loss.backward()
+
+    labels_bytes = 2 * 8 * (TOKENS + 1)
+    assert copies * source.nbytes <= peak_bytes(step).peak <= copies * source.nbytes + labels_bytes + SLACK
+
+
+@pytest.mark.parametrize("broken", [CountsTensorsNotStorages, NeverFrees, MissesBackward, ForgetsTheStart])
+def test_a_broken_counter_is_found_out(broken):
+    logits, labels = logits_and_labels(torch.bfloat16)
+
+    def step():
+        torch.autograd.grad(ForCausalLMLoss(logits, labels, VOCAB), logits)
+
+    right, wrong = measured(LiveBytes(), step), measured(broken(), step)
+    assert abs(right.peak - 6 * logits.nbytes) < 0.02 * right.peak
+    assert abs(wrong.peak - 6 * logits.nbytes) > 0.1 * right.peak
+
+
+def test_the_counter_agrees_with_the_allocator_s_own_record():
+    """torch's profiler notes every allocation, temporaries inside kernels too."""
+    logits, labels = logits_and_labels(torch.bfloat16)
+
+    def step():
+        torch.autograd.grad(ForCausalLMLoss(logits, labels, VOCAB), logits)
+
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        step()
+    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    events.sort(key=lambda event: event.start_ns())
+    live = highest = 0
+    for event in events:
+        live += event.nbytes()
+        highest = max(highest, live)
+    assert peak_bytes(step).peak == pytest.approx(highest, rel=0.02)
+
+
+# --- the process ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_resident_peak_sees_a_temporary_that_tensors_do_not_show():
+    size = 128 << 20
+    filled = resident_peak(lambda: bytearray(b"x") * size)
+    assert size <= filled <= 1.25 * size
+    assert resident_peak(lambda: None) < size / 16
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_resident_peak_of_a_freed_tensor():
+    size = 128 << 20
+    assert 0.98 * size <= resident_peak(lambda: float(torch.ones(size // 4).sum())) <= 1.25 * size
