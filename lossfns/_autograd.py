@@ -1,0 +1,43 @@
+"""What the kernel asks of torch's machinery, each question in one function."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def autocast_off(device: torch.device) -> AbstractContextManager[Any]:
+    """The kernel chooses its own dtypes: no autocast inside."""
+    if torch.amp.is_autocast_available(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
+
+
+def refuse_transforms(logits: Tensor) -> None:
+    """Raise under torch.func, vmap and forward mode, which cannot see through the kernel's own gradient."""
+    functorch = torch._C._functorch
+    if functorch.is_functorch_wrapped_tensor(logits):
+        raise RuntimeError(
+            "lossfns computes its own gradient and does not run under torch.func transforms (grad, vmap, jvp); call "
+            "loss.backward() or torch.autograd.grad, or write the formula with plain torch operations"
+        )
+    if torch.autograd.forward_ad.unpack_dual(logits).tangent is not None:
+        raise RuntimeError("lossfns has no forward-mode derivative; use reverse mode (backward)")
+
+
+def refuse_second_order() -> None:
+    """Raise inside a backward that is itself recorded: its second-order term would silently be missing."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "create_graph=True: lossfns has no second derivative. Detach the first gradient, or write the formula with "
+            "plain torch operations"
+        )
+
+
+def graph_is_kept() -> bool:
+    """Inside a backward: may the graph be used again (retain_graph=True)? True where torch cannot tell."""
+    ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    return True if ask is None else bool(ask())

@@ -1,0 +1,94 @@
+"""Walks the scored rows of a logits tensor in chunks that stay in cache: gather, upcast, write back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Bytes of one working buffer. On a CPU it has to stay in the last-level cache together with a second one
+# (8 rows of 151,936 float32); elsewhere it has to be large enough to fill the device.
+CPU_CHUNK_BYTES = 5 << 20
+DEVICE_CHUNK_BYTES = 128 << 20
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype statistics of `dtype` logits are computed in: float64 for float64, float32 for everything else."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def rows_per_chunk(width: int, dtype: torch.dtype, device: torch.device) -> int:
+    """How many rows of `width` values fit a working buffer of `dtype` on `device`, at least one."""
+    budget = CPU_CHUNK_BYTES if device.type == "cpu" else DEVICE_CHUNK_BYTES
+    return max(1, budget // max(1, width * dtype.itemsize))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The scored rows of logits `(..., V)`, in order.
+
+    `index` (host) and `on_device` hold the same row numbers of the flattened logits, `(n,)` int64; `targets` the
+    class each row is scored against (on the device), or None where only the logits are described.
+    """
+
+    index: Tensor
+    on_device: Tensor
+    targets: Tensor | None
+
+    def __len__(self) -> int:
+        return self.index.numel()
+
+    def chunks(self, step: int) -> Iterator[Rows]:
+        """Consecutive pieces of at most `step` rows."""
+        for start in range(0, len(self), step):
+            piece = slice(start, start + step)
+            targets = None if self.targets is None else self.targets[piece]
+            yield Rows(self.index[piece], self.on_device[piece], targets)
+
+    def run(self) -> slice | None:
+        """The rows as one slice when they follow each other without a gap: then nothing needs to be gathered."""
+        first, last = int(self.index[0]), int(self.index[-1])
+        return slice(first, last + 1) if last - first + 1 == len(self) else None
+
+    def others(self, total: int) -> Tensor:
+        """Row numbers out of `total` that are not scored, `(total - n,)` int64 on the device."""
+        unscored = torch.ones(total, dtype=torch.bool).index_fill_(0, self.index, False)
+        return unscored.nonzero().flatten().to(self.on_device.device, non_blocking=True)
+
+
+def all_rows(logits: Tensor) -> Rows:
+    """Every row of logits `(..., V)`, with no target."""
+    index = torch.arange(logits[..., 0].numel())
+    return Rows(index, index.to(logits.device, non_blocking=True), None)
+
+
+def read(logits: Tensor, rows: Rows, out: Tensor) -> Tensor:
+    """Copy `rows` of logits `(..., V)` into the front of the buffer `out`, in its dtype; no stride makes it copy more.
+
+    Returns:
+        `(len(rows), V)` view of `out`.
+    """
+    block = out[: len(rows)]
+    run = rows.run()
+    if _flattens(logits):
+        flat = logits.view(-1, logits.shape[-1])
+        return block.copy_(flat[run] if run is not None else flat.index_select(0, rows.on_device))
+    return block.copy_(logits[torch.unravel_index(rows.on_device, logits.shape[:-1])])
+
+
+def write(flat: Tensor, rows: Rows, block: Tensor) -> None:
+    """Round `block` `(len(rows), V)` once and store it at `rows` of `flat` `(total, V)`."""
+    run = rows.run()
+    if run is not None:
+        flat[run].copy_(block)
+    else:
+        flat.index_copy_(0, rows.on_device, block.to(flat.dtype))
+
+
+def _flattens(logits: Tensor) -> bool:
+    sizes, strides = logits.shape[:-1], logits.stride()[:-1]
+    return all(
+        strides[axis] == strides[axis + 1] * sizes[axis + 1] or sizes[axis] == 1 for axis in range(len(sizes) - 1)
+    )

@@ -1,0 +1,140 @@
+"""From a term to a loss: one pass that writes the gradient while a chunk is in cache, or two where that cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._autograd import autocast_off, graph_is_kept, refuse_second_order, refuse_transforms
+from ._rows import Rows, compute_dtype, write
+from .alignment import Alignment
+from .normalization import divide
+from .statistics import blocks, check_overwritable, empty, gradient_room, join, row_statistics
+from .terms import STATISTICS, Term, name_of, parameters
+
+
+@dataclass(frozen=True)
+class BoundTerm:
+    """A term with the labels and extra tensors of a batch.
+
+    Attributes:
+        term: what is minimised.
+        fields: statistics it asks for.
+        given: labels and extras it asks for, `(n,)` each.
+    """
+
+    term: Term
+    fields: tuple[str, ...]
+    given: Mapping[str, Tensor]
+
+    def __call__(self, measured: Mapping[str, Tensor], here: slice = slice(None)) -> Tensor:
+        """Values of the items `here`, of the statistics' length and dtype."""
+        like = next(iter(measured.values()))
+        values = self.term(**measured, **{name: tensor[here] for name, tensor in self.given.items()})
+        if not isinstance(values, Tensor) or values.shape != like.shape:
+            shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+            raise TypeError(
+                f"the term {name_of(self.term)} returned {shape} for {like.numel()} items; a term is elementwise and "
+                "returns one value an item, without a sum or mean"
+            )
+        return values.to(like.dtype)
+
+    def slopes(self, measured: Mapping[str, Tensor], here: slice, count: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Values of a chunk and the derivative of their share of the loss by each statistic."""
+        with torch.enable_grad():
+            leaves = {name: value.detach().requires_grad_() for name, value in measured.items()}
+            values = self(leaves, here)
+            if not values.requires_grad:
+                return values, {}
+            found = torch.autograd.grad(divide(values, count), list(leaves.values()), allow_unused=True)
+        return values.detach(), {name: slope for name, slope in zip(leaves, found, strict=True) if slope is not None}
+
+
+def bind(term: Term, pairs: Alignment, extras: Mapping[str, Tensor], classes: int) -> BoundTerm:
+    """Find what a term asks for, gather it at the scored labels, and try the term on up to two items.
+
+    Raises:
+        TypeError: the term asks for something unknown, or does not return one value an item.
+        ValueError: its class weights are for another number of classes.
+    """
+    names = parameters(term, extras)
+    wanted = getattr(term, "classes", None)
+    if wanted not in (None, classes):
+        raise ValueError(f"the term {term!r} holds weights for {wanted} classes, the logits have {classes}")
+    fields = tuple(name for name in STATISTICS if name in names)
+    if not fields:
+        raise TypeError(f"the term {name_of(term)} asks for no statistic; it needs at least one of {', '.join(STATISTICS)}")
+    assert pairs.rows.targets is not None
+    given = {name: pairs.gather(extras[name], name) for name in names if name in extras}
+    if "labels" in names:
+        given["labels"] = pairs.rows.targets
+    return BoundTerm(term, fields, given)
+
+
+def learns(bound: BoundTerm, like: Tensor) -> bool:
+    """Does the term carry parameters of its own that need a gradient? Tried on two made-up items."""
+    trial = slice(0, 2)
+    items = min([2, *(len(tensor) for tensor in bound.given.values())])
+    made_up = {name: torch.full((items,), -1.0, dtype=compute_dtype(like.dtype), device=like.device) for name in bound.fields}
+    with torch.enable_grad():
+        return bound(made_up, trial).requires_grad
+
+
+def term_loss(logits: Tensor, rows: Rows, bound: BoundTerm, count: Tensor, *, overwrite_logits: bool = False) -> Tensor:
+    """Sum of a term over the given rows of logits, divided by `count`: 0-d, float32 (float64 for float64 logits).
+
+    One pass where the gradient can be taken on each chunk's own few numbers. Two where that would be wrong: float16
+    logits, whose gradient divided by the count underflows before a GradScaler multiplies it, and terms with weights of
+    their own to learn.
+    """
+    refuse_transforms(logits)
+    wants_gradient = torch.is_grad_enabled() and logits.requires_grad
+    overwrite_logits = overwrite_logits and wants_gradient
+    if overwrite_logits:
+        check_overwritable(logits)
+    if not wants_gradient or logits.dtype == torch.float16 or learns(bound, logits):
+        measured = row_statistics(logits, rows, bound.fields, overwrite_logits=overwrite_logits)
+        with autocast_off(logits.device):
+            return divide(bound(measured), count)
+    loss: Tensor = _TermLoss.apply(logits, rows, bound, count, logits.data if overwrite_logits else None)
+    if overwrite_logits:
+        empty(logits)
+    return loss
+
+
+class _TermLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, rows: Rows, bound: BoundTerm, count: Tensor, storage: Tensor | None
+    ) -> Tensor:
+        values, start = [], 0
+        flat = gradient_room(logits, rows, storage)
+        with autocast_off(logits.device):
+            for block in blocks(logits if storage is None else storage, rows):
+                here = slice(start, start := start + len(block.rows))
+                value, slopes = bound.slopes(block.measure(bound.fields), here, count)
+                write(flat, block.rows, block.gradient(slopes))
+                values.append(value)
+        ctx.save_for_backward(flat.view(logits.shape))
+        ctx.overwritten, ctx.spent = storage is not None, False
+        return divide(join(values, "values", logits), count)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None, None]:
+        refuse_second_order()
+        if ctx.spent:
+            raise RuntimeError(
+                "overwrite_logits=True: the gradient was handed over by the first backward and is gone; use "
+                "overwrite_logits=False where backward runs more than once"
+            )
+        (gradient,) = ctx.saved_tensors
+        ctx.spent = ctx.overwritten
+        if graph_is_kept() and not ctx.overwritten:
+            return gradient * upstream.to(gradient.dtype), None, None, None, None
+        if not (upstream.is_cpu and upstream.item() == 1.0):  # reading it elsewhere would wait for the device
+            gradient.mul_(upstream)
+        return gradient, None, None, None, None

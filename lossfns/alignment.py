@@ -1,0 +1,222 @@
+"""Which logit belongs to which label: choosing the logits, the shift, and the labels that count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._rows import Rows
+
+IGNORED = -100  # what the Trainer does not count, whatever a loss would like to ignore
+
+Selector = Callable[[Any], Tensor]
+
+_NO_LOGITS = (
+    "the model returned no logits. Options that remove them: use_liger_kernel=True (with prediction_loss_only), a fused "
+    "linear cross-entropy patch, or a loss computed inside forward; switch it off, or pass source=hidden_states(model)"
+)
+
+
+def split_labels(labels: Tensor | Mapping[str, Tensor] | None) -> tuple[Tensor, dict[str, Tensor]]:
+    """Separate label ids from the extra tensors that travel in a dict of labels.
+
+    Args:
+        labels: ids, or `{"labels": ids, name: tensor, ...}`.
+
+    Returns:
+        The ids and the extras by name.
+
+    Raises:
+        ValueError: there are no labels.
+        TypeError: labels are neither a tensor nor a mapping of tensors.
+    """
+    if labels is None:
+        raise ValueError(
+            "labels are None, but a loss needs them: the batch has no key 'labels'. Add it in the data collator "
+            "(question answering: pack the two positions into one 'labels' tensor)"
+        )
+    if isinstance(labels, Mapping):
+        if not isinstance(labels.get("labels"), Tensor):
+            raise ValueError(f"a dict of labels needs the tensor 'labels' among its keys; it has {sorted(labels)}")
+        extras = {name: value for name, value in labels.items() if name != "labels"}
+        return labels["labels"], extras
+    if not isinstance(labels, Tensor):
+        raise TypeError(f"labels must be a tensor or a dict of tensors, not {type(labels).__name__}")
+    return labels, {}
+
+
+def select_logits(
+    outputs: Tensor | Mapping[str, Any] | Sequence[Any], labels: Tensor | None, select: Selector | None = None
+) -> Tensor:
+    """Find the logits in whatever a model, or the Trainer's evaluation loop, hands over.
+
+    Args:
+        outputs: a ModelOutput or dict (the entry `logits`), a bare tensor, or a tuple: then the first floating tensor
+            whose rank and leading dimension fit the labels; nested tuples and 0-d losses are skipped.
+        labels: `(B,)` or `(B, S)`, or None: then the first floating tensor with at least two dimensions.
+        select: a function of `outputs` that overrides the choice.
+
+    Returns:
+        Logits `(..., V)`, floating.
+
+    Raises:
+        ValueError: nothing fits, or the model returned no logits.
+        TypeError: what was found is not a floating tensor, for instance token ids.
+    """
+    if select is not None:
+        found = select(outputs)
+    elif isinstance(outputs, Tensor):
+        found = outputs
+    elif isinstance(outputs, Mapping):
+        found = outputs.get("logits")
+        if found is None:
+            raise ValueError(f"{_NO_LOGITS}. Keys of the output: {sorted(outputs)}; select= names another entry")
+    else:
+        found = _first_fitting(outputs, labels)
+    if not isinstance(found, Tensor):
+        raise TypeError(f"logits must be a tensor, not {type(found).__name__}")
+    if not found.is_floating_point():
+        raise TypeError(
+            f"expected logits, got {found.dtype} values of shape {tuple(found.shape)}: these are ids "
+            "(predict_with_generate, or an argmax taken earlier); pass logits, or use the metric on the ids directly"
+        )
+    if hasattr(found, "full_tensor"):
+        raise TypeError(
+            "logits are a DTensor; call full_tensor() on them in the model, or gather them, before the loss"
+        )
+    return found
+
+
+def _first_fitting(outputs: Any, labels: Tensor | None) -> Tensor:
+    if not isinstance(outputs, (tuple, list)):
+        raise TypeError(
+            f"outputs must be a ModelOutput, a dict, a tuple or a tensor, not {type(outputs).__name__}; "
+            "select= takes a function that picks the logits"
+        )
+    for item in outputs:
+        if isinstance(item, Tensor) and item.is_floating_point() and _fits(item, labels):
+            return item
+    shapes = [tuple(item.shape) if isinstance(item, Tensor) else type(item).__name__ for item in outputs]
+    wanted = "two or more dimensions" if labels is None else f"labels of shape {tuple(labels.shape)}"
+    raise ValueError(
+        f"no logits among the outputs {shapes}: none is a floating tensor that fits {wanted}. A model that returns a "
+        "plain tuple loses its first entry in the Trainer's evaluation: return a dict; select= picks an entry by hand"
+    )
+
+
+def _fits(item: Tensor, labels: Tensor | None) -> bool:
+    if labels is None:
+        return item.ndim >= 2
+    return item.ndim == labels.ndim + 1 and item.shape[0] == labels.shape[0]
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """The scored labels and the logit row that predicts each.
+
+    Attributes:
+        rows: rows of the flattened logits, with their targets.
+        positions: the same items as positions of the flattened labels, `(n,)` int64 on the logits' device.
+        shape: the labels' shape.
+    """
+
+    rows: Rows
+    positions: Tensor
+    shape: torch.Size
+
+    def gather(self, extra: Tensor, name: str) -> Tensor:
+        """Values of an extra tensor `(B, S)` or `(B,)` at the scored labels, `(n,)`."""
+        if extra.shape == self.shape:
+            return extra.to(self.positions.device).flatten()[self.positions]
+        if extra.shape == self.shape[:1]:
+            samples = self.positions.div(self.shape[1:].numel(), rounding_mode="floor")
+            return extra.to(self.positions.device)[samples]
+        raise ValueError(
+            f"'{name}' in the dict of labels has shape {tuple(extra.shape)}; expected the labels' shape "
+            f"{tuple(self.shape)} or one value a sample, ({self.shape[0]},)"
+        )
+
+    def scatter(self, values: Tensor, fill: float | bool = 0) -> Tensor:
+        """Per-item values `(n,)` at their labels' places, `fill` elsewhere: the labels' shape. Differentiable."""
+        out = torch.full((self.shape.numel(),), fill, dtype=values.dtype, device=values.device)
+        return out.index_put((self.positions,), values).view(self.shape)
+
+
+def align(logits: Tensor, labels: Tensor, *, shift: int, ignore_index: int = IGNORED) -> Alignment:
+    """Pair every label that counts with the logit row that predicts it.
+
+    The label at position `i` is predicted by the logit at `i - shift`. Logits may be longer than the labels by a
+    constant on the left (virtual tokens of prompt tuning): the last `S` of them are used. The one synchronisation of a
+    call is here: labels go to the host, where the active rows and the range of the labels are found together.
+
+    Args:
+        logits: `(B, L, V)` with `L >= S`, or `(B, V)`.
+        labels: integer `(B, S)`, or `(B,)`.
+        shift: 1 for causal models, 0 where the logit stands at its own label.
+        ignore_index: the label that does not count.
+
+    Raises:
+        ValueError: shapes do not fit, logits are shorter than labels, or a label is out of range.
+        TypeError: labels are not integers.
+    """
+    _check_shapes(logits, labels, shift)
+    host = labels.detach().cpu()
+    extra = logits.shape[labels.ndim - 1] - labels.shape[-1]
+    scored = host[..., shift:] != ignore_index
+    lead, place = _lead_and_place(scored)
+    positions = lead * labels.shape[-1] + place + shift
+    rows = lead * (labels.shape[-1] + extra) + place + extra
+    targets = host.flatten()[positions].long()
+    _check_range(targets, logits.shape[-1], ignore_index)
+    moved = torch.stack([rows, positions, targets]).to(logits.device, non_blocking=True)
+    return Alignment(Rows(rows, moved[0], moved[2]), moved[1], labels.shape)
+
+
+def _lead_and_place(scored: Tensor) -> tuple[Tensor, Tensor]:
+    """Index over all dimensions but the last, and over the last, of the scored labels."""
+    flat = scored.reshape(-1, scored.shape[-1]) if scored.numel() else scored.new_zeros(0, 1)
+    lead, place = flat.nonzero(as_tuple=True)
+    return lead, place
+
+
+def _check_shapes(logits: Tensor, labels: Tensor, shift: int) -> None:
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise TypeError(f"labels must be integer class ids, not {labels.dtype}")
+    if isinstance(shift, bool) or not isinstance(shift, int) or shift < 0:
+        raise ValueError(f"shift must be an int >= 0 (1 causal, 0 masked or classification), not {shift!r}")
+    if shift and labels.ndim < 2:
+        raise ValueError(
+            f"shift={shift} needs labels of shape (batch, sequence), got {tuple(labels.shape)}: a shift after flattening "
+            "leaks from one row into the next; pass the labels as the collator made them"
+        )
+    if logits.ndim != labels.ndim + 1 or logits.shape[: labels.ndim - 1] != labels.shape[:-1] or labels.ndim == 0:
+        raise ValueError(
+            f"logits {tuple(logits.shape)} and labels {tuple(labels.shape)} do not fit: expected logits of shape "
+            f"(*labels.shape, classes)"
+            + ("; were they overwritten by an earlier loss with overwrite_logits=True?" if not logits.numel() else "")
+        )
+    length, wanted = logits.shape[labels.ndim - 1], labels.shape[-1]
+    if length < wanted:
+        raise ValueError(
+            f"logits cover {length} positions, labels {wanted}: the batch asks for fewer logits (logits_to_keep) than "
+            "labels. Cut the labels to match with lossfns.collators.keep_supervised_logits(collator)"
+        )
+    if length > wanted and labels.ndim != 2:
+        raise ValueError(f"logits {tuple(logits.shape)} have more rows than labels {tuple(labels.shape)}")
+
+
+def _check_range(targets: Tensor, classes: int, ignore_index: int) -> None:
+    if not targets.numel():
+        return
+    smallest, largest = int(targets.min()), int(targets.max())
+    if smallest < 0 or largest >= classes:
+        wrong = smallest if smallest < 0 else largest
+        raise ValueError(
+            f"label {wrong} is out of range: the logits have {classes} classes, so labels must be 0 to {classes - 1}, or "
+            f"{ignore_index} where nothing is predicted. Another ignored id (255, pad) is mapped by "
+            f"lossfns.collators.replace_labels(collator, {{{wrong}: {ignore_index}}})"
+        )

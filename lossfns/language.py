@@ -1,0 +1,116 @@
+"""Losses of language models for the Trainer's `compute_loss_func`: source, alignment, term and count joined."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ._term_loss import bind, term_loss
+from .alignment import Selector, align, select_logits, split_labels
+from .normalization import NumItems, item_count
+from .terms import Term, cross_entropy
+
+Outputs = Tensor | Mapping[str, Any] | Sequence[Any]
+Labels = Tensor | Mapping[str, Tensor]
+Normalize = Literal["tokens", "weights"]
+
+
+def causal_lm_loss(
+    outputs: Outputs,
+    labels: Labels,
+    num_items_in_batch: NumItems = None,
+    *,
+    term: Term = cross_entropy,
+    shift: int = 1,
+    select: Selector | None = None,
+    overwrite_logits: bool = False,
+) -> Tensor:
+    """Mean of a term over the next tokens of a causal language model, exact under gradient accumulation and processes.
+
+    Args:
+        outputs: what the model returned: a ModelOutput or dict with `logits`, a tuple, or logits `(B, L, V)`.
+        labels: ids `(B, S)`, -100 where nothing is to be predicted, unshifted; or `{"labels": ids, name: extra}`.
+        num_items_in_batch: the Trainer's count of labels over the accumulation window, in any of its forms; None counts
+            the labels of this call.
+        term: what is minimised a token.
+        shift: the label at `i` is predicted by the logit at `i - shift`.
+        select: a function of `outputs` that picks the logits.
+        overwrite_logits: write the gradient over the logits and empty them: no memory beside the logits themselves, and
+            nobody can read them afterwards. Only while a gradient is recorded; evaluation keeps its logits.
+
+    Returns:
+        0-d float32 (float64 for float64 logits), nats a token for cross-entropy; 0 with a live graph when no label
+        counts.
+
+    Raises:
+        ValueError: labels are missing, out of range or of another shape; logits are missing or shorter than the labels;
+            the logits cannot be overwritten.
+        TypeError: labels are not integers, logits are ids, the term asks for something unknown.
+
+    Example:
+        >>> logits, labels = torch.zeros(1, 3, 4), torch.tensor([[-100, 2, 1]])
+        >>> causal_lm_loss({"logits": logits}, labels)
+        tensor(1.3863)
+    """
+    return token_loss(outputs, labels, num_items_in_batch, term, shift, select, overwrite_logits)
+
+
+def masked_lm_loss(
+    outputs: Outputs,
+    labels: Labels,
+    num_items_in_batch: NumItems = None,
+    *,
+    term: Term = cross_entropy,
+    select: Selector | None = None,
+    overwrite_logits: bool = False,
+) -> Tensor:
+    """Mean of a term over the masked tokens of an encoder: `causal_lm_loss` with the logit at its own label (shift 0).
+
+    Example:
+        >>> masked_lm_loss(torch.zeros(1, 3, 4), torch.tensor([[-100, 2, -100]]))
+        tensor(1.3863)
+    """
+    return token_loss(outputs, labels, num_items_in_batch, term, 0, select, overwrite_logits)
+
+
+def seq2seq_lm_loss(
+    outputs: Outputs,
+    labels: Labels,
+    num_items_in_batch: NumItems = None,
+    *,
+    term: Term = cross_entropy,
+    select: Selector | None = None,
+    overwrite_logits: bool = False,
+) -> Tensor:
+    """Mean of a term over the target tokens of an encoder-decoder: the decoder's inputs are shifted, its logits are not.
+
+    The collator has to add `decoder_input_ids`: the Trainer takes the labels out of the batch before `forward`, and T5
+    then raises while BART silently trains on its source. `DataCollatorForSeq2Seq(tokenizer, model=model)` adds them.
+
+    Example:
+        >>> seq2seq_lm_loss(torch.zeros(1, 2, 4), torch.tensor([[3, 1]]))
+        tensor(1.3863)
+    """
+    return token_loss(outputs, labels, num_items_in_batch, term, 0, select, overwrite_logits)
+
+
+@torch._disable_dynamo
+def token_loss(
+    outputs: Outputs,
+    labels: Labels | None,
+    num_items_in_batch: NumItems,
+    term: Term,
+    shift: int,
+    select: Selector | None,
+    overwrite_logits: bool,
+) -> Tensor:
+    """What every loss of one class id an item shares: choose, align, bind, measure, divide."""
+    ids, extras = split_labels(labels)
+    logits = select_logits(outputs, ids, select)
+    pairs = align(logits, ids, shift=shift)
+    count = item_count(num_items_in_batch, len(pairs.rows), logits.device)
+    bound = bind(term, pairs, extras, logits.shape[-1])
+    return term_loss(logits, pairs.rows, bound, count, overwrite_logits=overwrite_logits)

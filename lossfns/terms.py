@@ -1,0 +1,288 @@
+"""What is minimised, for one token or sample: elementwise functions of the few numbers the kernel measures.
+
+A term takes 1-D float32 tensors of one length, bound by parameter name, and returns values of that length. Parameters
+without a default are statistics (`log_prob`, `log_normalizer`, `mean_logit`, `entropy`), the `labels`, or extra tensors
+of a dict of labels; parameters with a default are options, bound with `functools.partial`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from operator import mul
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Term = Callable[..., Tensor]
+
+STATISTICS = ("log_prob", "log_normalizer", "mean_logit", "entropy")
+
+
+def cross_entropy(log_prob: Tensor) -> Tensor:
+    """Negative log-likelihood of the label.
+
+    Args:
+        log_prob: log-probability of the label, `(n,)`, nats.
+
+    Returns:
+        `(n,)`, nats.
+
+    Example:
+        >>> cross_entropy(torch.tensor([0.25, 1.0]).log())
+        tensor([1.3863, -0.0000])
+    """
+    return -log_prob
+
+
+def smoothed_cross_entropy(
+    log_prob: Tensor, log_normalizer: Tensor, mean_logit: Tensor, *, label_smoothing: float = 0.1
+) -> Tensor:
+    """Cross-entropy to a label that keeps `1 - label_smoothing` and spreads the rest over all classes.
+
+    Args:
+        log_prob: log-probability of the label, `(n,)`, nats.
+        log_normalizer: log of the sum of exponentials of the logits, `(n,)`.
+        mean_logit: mean of the logits, `(n,)`.
+        label_smoothing: mass spread evenly, in `[0, 1]`.
+
+    Returns:
+        `(n,)`, nats.
+
+    Source:
+        Szegedy, Vanhoucke, Ioffe, Shlens, Wojna: Rethinking the Inception Architecture (2016), section 7.
+
+    Example:
+        >>> logits = torch.tensor([[2.0, 0.0]])
+        >>> lse = logits.logsumexp(-1)
+        >>> smoothed_cross_entropy(logits[:, 0] - lse, lse, logits.mean(-1), label_smoothing=0.1)
+        tensor([0.2269])
+    """
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise ValueError(f"label_smoothing must be in [0, 1], got {label_smoothing}")
+    return torch.lerp(-log_prob, log_normalizer - mean_logit, label_smoothing)
+
+
+def focal(log_prob: Tensor, *, gamma: float = 2.0) -> Tensor:
+    """Cross-entropy weighted by `(1 - p) ** gamma`, which turns easy items down.
+
+    Args:
+        log_prob: log-probability of the label, `(n,)`, nats.
+        gamma: focusing exponent, at least 0; 0 is cross-entropy.
+
+    Returns:
+        `(n,)`, nats.
+
+    Source:
+        Lin, Goyal, Girshick, He, Dollar: Focal Loss for Dense Object Detection (2017), equation 4.
+
+    Example:
+        >>> focal(torch.tensor([0.5, 0.9]).log(), gamma=2.0)
+        tensor([0.1733, 0.0011])
+    """
+    if gamma < 0:
+        raise ValueError(f"gamma must be >= 0, got {gamma}")
+    return -log_prob * _miss(log_prob) ** gamma
+
+
+def poly1(log_prob: Tensor, *, epsilon: float = 1.0) -> Tensor:
+    """Cross-entropy plus `epsilon` times the first term of its polynomial expansion, `1 - p`.
+
+    Args:
+        log_prob: log-probability of the label, `(n,)`, nats.
+        epsilon: weight of the linear term, at least -1.
+
+    Returns:
+        `(n,)`, nats.
+
+    Source:
+        Leng, Tan, Liu, Cubuk, Shi, Cheng, Anguelov: PolyLoss (2022), equation 6.
+
+    Example:
+        >>> poly1(torch.tensor([0.5]).log(), epsilon=1.0)
+        tensor([1.1931])
+    """
+    if epsilon < -1:
+        raise ValueError(f"epsilon must be >= -1, got {epsilon}")
+    return -log_prob - epsilon * torch.expm1(log_prob)
+
+
+def z_loss(log_normalizer: Tensor) -> Tensor:
+    """Squared log-normalizer: keeps the logits from drifting. Combine it: `weighted_sum((1, ...), (1e-4, z_loss))`.
+
+    Args:
+        log_normalizer: log of the sum of exponentials of the logits, `(n,)`.
+
+    Returns:
+        `(n,)`, squared nats.
+
+    Source:
+        Chowdhery et al.: PaLM (2022), section 5; de Brebisson, Vincent: The Z-loss (2016).
+
+    Example:
+        >>> z_loss(torch.tensor([3.0]))
+        tensor([9.])
+    """
+    return log_normalizer.square()
+
+
+def _miss(log_prob: Tensor) -> Tensor:
+    """1 - p without cancellation; kept off exact 0, where a power below 1 has no slope."""
+    return (-torch.expm1(log_prob)).clamp(min=torch.finfo(log_prob.dtype).tiny)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Combined:
+    """A term made of terms: the weighted sum of `terms`, times a factor of each item. Built by the functions below.
+
+    Attributes:
+        terms: the parts.
+        weights: one number a part.
+        factor: a term whose value multiplies the sum, or None.
+        classes: number of classes the logits must have, or None where any number will do.
+    """
+
+    terms: tuple[Term, ...]
+    weights: tuple[float, ...]
+    factor: Term | None = None
+    classes: int | None = None
+
+    def __call__(self, **given: Tensor) -> Tensor:
+        parts = [term(**{name: given[name] for name in names}) for term, names in self._bound]
+        values = parts[0] if self.weights == (1.0,) else sum(map(mul, self.weights, parts), torch.zeros_like(parts[0]))
+        if self.factor is None:
+            return values
+        return self.factor(**{name: given[name] for name in parameters(self.factor)}).to(values.dtype) * values
+
+    @cached_property
+    def _bound(self) -> list[tuple[Term, tuple[str, ...]]]:
+        return [(term, parameters(term)) for term in self.terms]
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        parts = self.terms if self.factor is None else (*self.terms, self.factor)
+        names = dict.fromkeys(name for part in parts for name in parameters(part))
+        return inspect.Signature([inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names])
+
+    def __repr__(self) -> str:
+        pairs = zip(self.weights, self.terms, strict=True)
+        inner = " + ".join(f"{weight:g} * {name_of(term)}" for weight, term in pairs)
+        return f"({inner})" if self.factor is None else f"{name_of(self.factor)} * ({inner})"
+
+
+def weighted_sum(*parts: tuple[float, Term]) -> Combined:
+    """Several terms in one pass over the logits: the sum of `weight * term`.
+
+    Args:
+        *parts: pairs of a weight and a term.
+
+    Raises:
+        TypeError: a part is not such a pair.
+
+    Example:
+        >>> weighted_sum((1.0, cross_entropy), (1e-4, z_loss))
+        (1 * cross_entropy + 0.0001 * z_loss)
+    """
+    if not parts:
+        raise TypeError("weighted_sum needs at least one (weight, term) pair")
+    for part in parts:
+        if not (isinstance(part, tuple) and len(part) == 2 and isinstance(part[0], (int, float)) and callable(part[1])):
+            raise TypeError(f"weighted_sum takes pairs (weight, term) such as (1e-4, z_loss), got {part!r}")
+        parameters(part[1])
+    weights, terms = zip(*parts, strict=True)
+    return Combined(terms, tuple(map(float, weights)), classes=_classes(terms))
+
+
+def token_weighted(term: Term) -> Combined:
+    """The term times a weight for each token: the extra `token_weights` of a dict of labels, `(B, S)` or `(B,)`.
+
+    The sum is still divided by the number of items, so that gradient accumulation changes nothing; weights with mean 1
+    keep the size of the loss.
+
+    Example:
+        >>> token_weighted(cross_entropy)(log_prob=torch.tensor([-1.0, -2.0]), token_weights=torch.tensor([1.0, 0.5]))
+        tensor([1., 1.])
+    """
+    parameters(term)
+    return Combined((term,), (1.0,), _token_weight, _classes([term]))
+
+
+def class_weighted(term: Term, weights: Sequence[float] | Tensor | Any) -> Combined:
+    """The term times the weight of the item's class.
+
+    Args:
+        term: the term, computed from unweighted probabilities.
+        weights: one weight a class, `(C,)`: a list, an array or a tensor of any dtype on any device.
+
+    Raises:
+        ValueError: weights are not one finite, non-negative number a class.
+
+    Example:
+        >>> weighted = class_weighted(cross_entropy, [1.0, 3.0])
+        >>> weighted(log_prob=torch.tensor([-1.0, -1.0]), labels=torch.tensor([0, 1]))
+        tensor([1., 3.])
+    """
+    parameters(term)
+    table = torch.as_tensor(weights).detach().to("cpu", torch.float64)
+    if table.ndim != 1 or not bool(torch.isfinite(table).all()) or bool((table < 0).any()):
+        raise ValueError(f"class weights must be one finite number >= 0 a class, shape (C,), got {weights!r}")
+    return Combined((term,), (1.0,), partial(_class_weight, table=table), _classes([term], table.numel()))
+
+
+def _token_weight(token_weights: Tensor) -> Tensor:
+    return token_weights
+
+
+def _class_weight(labels: Tensor, *, table: Tensor) -> Tensor:
+    return table.to(labels.device)[labels]
+
+
+def _classes(terms: Iterable[Term], *more: int) -> int | None:
+    """The one number of classes that weighted parts agree on."""
+    numbers = {*more, *(getattr(term, "classes", None) for term in terms)} - {None}
+    if len(numbers) > 1:
+        raise ValueError(f"the parts are weighted for different numbers of classes: {sorted(map(int, numbers))}")
+    return numbers.pop() if numbers else None
+
+
+def parameters(term: Term, extras: Iterable[str] | None = None) -> tuple[str, ...]:
+    """Names of the tensors a term asks for: its parameters without a default.
+
+    Args:
+        term: any callable with an inspectable signature.
+        extras: names in the dict of labels; None leaves unknown names for later.
+
+    Raises:
+        TypeError: the term has `*args`, `**kwargs` or positional-only parameters, binds a statistic, or asks for a name
+            that is neither a statistic nor among the extras.
+    """
+    known = {*STATISTICS, "labels", *(extras or ())}
+    names = []
+    for parameter in inspect.signature(term).parameters.values():
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise TypeError(
+                f"{name_of(term)}: parameter {parameter} is {parameter.kind.description}; a term names each tensor it "
+                f"takes: {', '.join((*STATISTICS, 'labels'))}, or an extra of the dict of labels"
+            )
+        if parameter.default is not parameter.empty:
+            if parameter.name in (*STATISTICS, "labels"):
+                raise TypeError(f"{name_of(term)} binds '{parameter.name}', which is measured for each item; drop its value")
+        elif extras is not None and parameter.name not in known:
+            raise TypeError(
+                f"{name_of(term)} asks for '{parameter.name}'; known here are {', '.join(sorted(known))}. An option needs a "
+                "default or a functools.partial; an extra tensor needs a dict of labels (lossfns.collators.with_extras)"
+            )
+        else:
+            names.append(parameter.name)
+    return tuple(names)
+
+
+def name_of(term: Term) -> str:
+    """A term as a reader would write it."""
+    if isinstance(term, partial):
+        options = ", ".join(f"{key}={value}" for key, value in term.keywords.items() if not isinstance(value, Tensor))
+        return f"{name_of(term.func)}({options})" if options else name_of(term.func)
+    return getattr(term, "__name__", None) or repr(term)
