@@ -6,13 +6,15 @@ a kernel too, but depends on the allocator and on what the process had already f
 
 import ctypes
 import gc
-import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
+import psutil
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -88,37 +90,18 @@ def resident_peak(fn: Callable[[], object], *, device: str = "cpu") -> int:
 
     On a CPU the resident set of the process, read every millisecond by a thread; on a GPU what torch's allocator handed out.
     """
-    gc.collect()
     if device == "cpu":
-        return _sampled_peak(fn)
+        _return_freed_memory()
+        with MemoryWatch(every=0.001) as memory:
+            fn()
+        return memory.peak
+    gc.collect()
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     start = torch.cuda.memory_allocated(device)
     fn()
     torch.cuda.synchronize(device)
     return torch.cuda.max_memory_allocated(device) - start
-
-
-def _sampled_peak(fn: Callable[[], object]) -> int:
-    _return_freed_memory()
-    done = threading.Event()
-    start = _resident()
-    samples = [start]
-
-    def watch() -> None:
-        while not done.wait(0.001):
-            samples.append(_resident())
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        result = fn()
-        samples.append(_resident())
-        del result
-    finally:
-        done.set()
-        thread.join()
-    return max(samples) - start
 
 
 def _return_freed_memory() -> None:
@@ -128,6 +111,37 @@ def _return_freed_memory() -> None:
         trim(0)
 
 
-def _resident() -> int:
-    with open("/proc/self/statm", "rb", buffering=0) as statm:
-        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+class MemoryWatch:
+    """Samples this process's resident memory while a `with` block runs, relative to its start.
+
+    Afterwards `seconds` and `bytes` are the samples, and `peak` the largest of them.
+    """
+
+    def __init__(self, *, every: float = 0.005) -> None:
+        self.every = every
+        self.seconds: list[float] = []
+        self.bytes: list[int] = []
+
+    @property
+    def peak(self) -> int:
+        return max(self.bytes)
+
+    def __enter__(self) -> "MemoryWatch":
+        gc.collect()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        resident = psutil.Process().memory_info
+        start, began = resident().rss, time.perf_counter()
+        while True:
+            self.seconds.append(time.perf_counter() - began)
+            self.bytes.append(resident().rss - start)
+            if self._stop.wait(self.every):
+                return

@@ -1,6 +1,5 @@
 """The byte counter against sizes worked out by hand, and each of its guarantees against a counter that lacks it."""
 
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -241,7 +240,6 @@ def test_the_counter_agrees_with_the_allocator_s_own_record():
 # --- the process ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_resident_peak_sees_a_temporary_that_tensors_do_not_show():
     size = 128 << 20
     filled = resident_peak(lambda: bytearray(b"x") * size)
@@ -249,7 +247,6 @@ def test_the_resident_peak_sees_a_temporary_that_tensors_do_not_show():
     assert resident_peak(lambda: None) < size / 16
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_resident_peak_of_a_freed_tensor():
     size = 128 << 20
     assert 0.98 * size <= resident_peak(lambda: float(torch.ones(size // 4).sum())) <= 1.25 * size
