@@ -1,7 +1,7 @@
-"""Two independent ways to count memory: live tensor bytes, the same on any machine, and the process as its system sees it.
+"""Two independent ways to count memory: live tensor bytes, and the process as its system sees it.
 
-The first is exact and repeatable, but sees only tensors; the second sees everything, NumPy arrays and the temporaries inside
-a kernel too, but depends on the allocator and on what the process had already freed.
+The first is exact and the same on any machine, but sees only tensors; the second sees everything, NumPy arrays and the
+temporaries inside a kernel too, but depends on the allocator and on what the process had already freed.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 @dataclass(frozen=True)
 class Peak:
-    """Live tensor bytes above those at the start: the highest seen, and what was left while the result was still held."""
+    """Live tensor bytes above those at the start: the highest seen, and what was left, the result still held."""
 
     peak: int
     kept: int
@@ -70,7 +70,7 @@ def _storages(tree: Any) -> Iterable[torch.UntypedStorage]:
 def peak_bytes(fn: Callable[[], object]) -> Peak:
     """Runs `fn` and counts its tensors' bytes.
 
-    What the caller holds is no part of the count; what `fn` releases of it lowers the count, provided that `fn` used it.
+    What the caller holds is no part of the count; what `fn` uses and releases of it lowers the count.
 
     Example:
         >>> import torch
@@ -88,12 +88,13 @@ def peak_bytes(fn: Callable[[], object]) -> Peak:
 def resident_peak(fn: Callable[[], object], *, device: str = "cpu") -> int:
     """Runs `fn` and returns the peak of the memory in use above that at the start, in bytes.
 
-    On a CPU the resident set of the process, read every millisecond by a thread; on a GPU what torch's allocator handed out.
+    On a CPU the resident set of the process, read every millisecond by a thread; on a GPU what torch handed out.
     """
     if device == "cpu":
         _return_freed_memory()
         with MemoryWatch(every=0.001) as memory:
-            fn()
+            result = fn()
+        del result
         return memory.peak
     gc.collect()
     torch.cuda.synchronize(device)
@@ -128,20 +129,24 @@ class MemoryWatch:
 
     def __enter__(self) -> "MemoryWatch":
         gc.collect()
+        # Here and not in the thread, which may come to it when the block has already allocated.
+        self._resident = psutil.Process().memory_info
+        self._start, self._began = self._resident().rss, time.perf_counter()
+        self._sample()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
         return self
 
     def __exit__(self, kind: type | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self._stop.set()
         self._thread.join()
+        self._sample()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(self.every):
+            self._sample()
 
     def _sample(self) -> None:
-        resident = psutil.Process().memory_info
-        start, began = resident().rss, time.perf_counter()
-        while True:
-            self.seconds.append(time.perf_counter() - began)
-            self.bytes.append(resident().rss - start)
-            if self._stop.wait(self.every):
-                return
+        self.seconds.append(time.perf_counter() - self._began)
+        self.bytes.append(self._resident().rss - self._start)

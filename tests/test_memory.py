@@ -59,7 +59,7 @@ def measured(counter: LiveBytes, fn: Callable[[], object]) -> Peak:
     return Peak(counter.peak, kept)
 
 
-# --- what is counted ---------------------------------------------------------------------------------------------------
+# --- what is counted -------------------------------------------------------------------------------------------------
 
 
 def test_temporaries_count_while_they_live():
@@ -157,7 +157,7 @@ def test_an_error_leaves_no_counter_behind():
     assert peak_bytes(lambda: torch.zeros(KIB)) == Peak(4 * KIB, 4 * KIB)
 
 
-# --- losses whose memory is known --------------------------------------------------------------------------------------
+# --- losses whose memory is known ------------------------------------------------------------------------------------
 
 
 def logits_and_labels(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -193,7 +193,7 @@ def test_the_stock_loss_with_logits_held(dtype, copies):
 def test_the_stock_loss_with_logits_released(dtype, copies):
     """As in the Trainer: what is counted begins before the logits, which go when the loss returns.
 
-    Three float32 copies in either dtype: in backward the logits are gone, and in forward at most they and two copies live.
+    Three float32 copies in either dtype: the logits are gone before the gradients come.
     """
     source, labels = logits_and_labels(dtype)
 
@@ -237,7 +237,7 @@ def test_the_counter_agrees_with_the_allocator_s_own_record():
     assert peak_bytes(step).peak == pytest.approx(highest, rel=0.02)
 
 
-# --- the process ---------------------------------------------------------------------------------------------------------
+# --- the process -----------------------------------------------------------------------------------------------------
 
 
 def test_the_resident_peak_sees_a_temporary_that_tensors_do_not_show():

@@ -1,0 +1,300 @@
+"""What every benchmark here shares: interleaved timing, result files, and the report written from them alone."""
+
+import argparse
+import contextlib
+import gc
+import json
+import math
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+Row = dict[str, Any]
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+# glibc gives large blocks back to the system and pays page faults for the next ones; told to keep them it behaves as a
+# GPU's caching allocator does. Both are read when the process starts.
+ALLOCATORS = {
+    "default": {},
+    "kept": {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "100000000000"},
+}
+
+# --- timing ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Something to time: `prepare` makes the input of one run, unseen by the clock; `run` is what counts."""
+
+    name: str
+    prepare: Callable[[], Any]
+    run: Callable[[Any], object]
+
+
+def interleave(variants: Sequence[Timed], *, rounds: int, device: str = "cpu") -> dict[str, list[float]]:
+    """Seconds of each variant in each round, run as A B C A B C ... after one round that warms up.
+
+    What disturbs the machine for a while meets all variants alike: compare them round by round.
+    """
+    seconds: dict[str, list[float]] = {variant.name: [] for variant in variants}
+    for number in range(rounds + 1):
+        for variant in variants:
+            elapsed = _time_once(variant, device)
+            if number:
+                seconds[variant.name].append(elapsed)
+    return seconds
+
+
+def _time_once(variant: Timed, device: str) -> float:
+    prepared = variant.prepare()
+    gc.collect()
+    with _no_collection():
+        clock = _cpu_seconds if device == "cpu" else _cuda_seconds
+        return clock(lambda: variant.run(prepared))
+
+
+def _cpu_seconds(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def _cuda_seconds(run: Callable[[], object]) -> float:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    start.record()
+    run()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) / 1000
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median and quartiles."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        if len(values) == 1:
+            return cls(values[0], values[0], values[0])
+        low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+        return cls(median, low, high)
+
+    def __format__(self, spec: str) -> str:
+        return f"{self.median:{spec}} ({self.low:{spec}} to {self.high:{spec}})"
+
+
+def ratio(seconds: Sequence[float], baseline: Sequence[float]) -> Spread:
+    """Seconds over the baseline's of the same round."""
+    return Spread.of([ours / theirs for ours, theirs in zip(seconds, baseline, strict=True)])
+
+
+# --- result files ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Result:
+    """One run of one benchmark in one process: what its file holds."""
+
+    benchmark: str
+    command: str
+    device: str
+    allocator: str
+    quick: bool
+    machine: dict[str, Any]
+    versions: dict[str, str]
+    seconds: float
+    rows: list[Row]
+
+    @property
+    def file_name(self) -> str:
+        return f"{self.benchmark}-{self.device}-{self.allocator}.json"
+
+    def write(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(asdict(self), indent=1, allow_nan=False)
+        (folder / self.file_name).write_text(text + "\n", encoding="utf-8")
+
+
+def read_results(folder: Path) -> list[Result]:
+    """The results of a folder, in the order of their file names."""
+    return [Result(**json.loads(path.read_text(encoding="utf-8"))) for path in sorted(folder.glob("*.json"))]
+
+
+def machine(device: str) -> dict[str, Any]:
+    """What the times depend on."""
+    found: dict[str, Any] = {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+    if device != "cpu":
+        found["gpu"] = torch.cuda.get_device_name()
+    return found
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def versions(*distributions: str) -> dict[str, str]:
+    """Python's version and those of installed distributions."""
+    return {"python": platform.python_version()} | {name: metadata.version(name) for name in distributions}
+
+
+def allocator() -> str:
+    """The name of this process's allocator setting."""
+    given = {name: value for name, value in os.environ.items() if name.startswith("MALLOC_")}
+    for name, settings in ALLOCATORS.items():
+        if given == settings:
+            return name
+    raise SystemExit(f"unknown allocator settings {given}: expected one of {list(ALLOCATORS.values())}")
+
+
+# --- running ---------------------------------------------------------------------------------------------------------
+
+
+def check_device(device: str) -> None:
+    """Stops with a message where the device is not there."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("--device cuda: torch finds no CUDA device here, so there is nothing to measure; leave it out")
+
+
+def main(benchmark: str, run: Callable[..., list[Row]], packages: Sequence[str]) -> None:
+    """The command line of a benchmark's own module: runs it in this process and writes its result file."""
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{benchmark}")
+    parser.add_argument("folder", type=Path, help="where the result file goes")
+    parser.add_argument("--quick", action="store_true", help="sizes too small to show anything but that it runs")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    given = parser.parse_args()
+    check_device(given.device)
+    kind = allocator() if given.device == "cpu" else "caching"
+    settings = [f"{name}={value}" for name, value in ALLOCATORS.get(kind, {}).items()]
+    start = time.perf_counter()
+    rows = run(quick=given.quick, device=given.device)
+    Result(
+        benchmark=benchmark,
+        command=" ".join([*settings, "python -m", f"benchmarks.{benchmark}", *_options(given.quick, given.device)]),
+        device=given.device,
+        allocator=kind,
+        quick=given.quick,
+        machine=machine(given.device),
+        versions=versions(*packages),
+        seconds=time.perf_counter() - start,
+        rows=rows,
+    ).write(given.folder)
+
+
+def run_in_fresh_process(benchmark: str, folder: Path, *, allocator: str, quick: bool, device: str) -> None:
+    """Runs `python -m benchmarks.{benchmark}` under an allocator setting of its own."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    subprocess.run(
+        [sys.executable, "-m", f"benchmarks.{benchmark}", str(folder.resolve()), *_options(quick, device)],
+        cwd=REPOSITORY,
+        env=inherited | ALLOCATORS[allocator],
+        check=True,
+    )
+
+
+def _options(quick: bool, device: str) -> list[str]:
+    return ["--quick"] * quick + ["--device", device] * (device != "cpu")
+
+
+def progress(message: str) -> None:
+    """A line for whoever waits."""
+    print(message, file=sys.stderr, flush=True)
+
+
+# --- the report ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A figure that an issue names: reached when what was measured is at most the limit."""
+
+    what: str
+    limit: float
+    measured: float
+
+    @property
+    def reached(self) -> bool:
+        return not math.isnan(self.measured) and self.measured <= self.limit
+
+
+def goals_table(goals: Sequence[Goal]) -> str:
+    return table(
+        ("What must be reached", "At most", "Measured", ""),
+        [
+            (goal.what, f"{goal.limit:.4g}", f"{goal.measured:.4g}", "reached" if goal.reached else "**not reached**")
+            for goal in goals
+        ],
+    )
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; cells that look like numbers stand to the right."""
+    right = [bool(rows) and all(_numeric(row[column]) for row in rows) for column in range(len(header))]
+    rule = ["--:" if is_right else "---" for is_right in right]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, rule, *rows))
+
+
+def _numeric(cell: str) -> bool:
+    return not cell or cell[0].isdigit() or cell[0] in "-+"
+
+
+def provenance(result: Result) -> str:
+    """Machine, versions and command, to stand beside each table."""
+    machine = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in result.machine.items())
+    versions = ", ".join(f"{name} {value}" for name, value in result.versions.items())
+    quick = " **A quick run: sizes too small to show anything but that it runs.**" if result.quick else ""
+    return (
+        f"<sub>`{result.command}`, {result.seconds:.0f} s. {machine[0].upper()}{machine[1:]}. "
+        f"{versions[0].upper()}{versions[1:]}.</sub>{quick}"
+    )
+
+
+def report(results: Sequence[Result], sections: Mapping[str, Callable[[Sequence[Result]], str]]) -> str:
+    """The whole report; each section sees the results of its benchmark."""
+    parts = [
+        "# Results",
+        "Written by `make bench` from the files in `results/`; no number here is typed by hand. "
+        "Times are medians with quartiles of interleaved rounds in one process, ratios are taken round by round.",
+    ]
+    if not any(result.device == "cuda" for result in results):
+        parts.append("No GPU was measured: `python -m benchmarks --device cuda` adds it where there is one.")
+    for benchmark, section in sections.items():
+        own = [result for result in results if result.benchmark == benchmark]
+        if own:
+            parts.append(section(own))
+    return "\n\n".join(parts) + "\n"

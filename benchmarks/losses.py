@@ -1,0 +1,379 @@
+"""Time, memory and exactness of the causal LM loss beside `transformers.loss.loss_utils.ForCausalLMLoss`.
+
+Forward and backward on the logits of 1,024 tokens, with labels from real text. Another file adds competitors by calling
+`measure` with its own `Loss` objects beside these.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers.loss.loss_utils import ForCausalLMLoss
+from transformers.modeling_outputs import CausalLMOutput
+
+from lossfns import causal_lm_loss, focal, smoothed_cross_entropy, token_weighted, weighted_sum, z_loss
+
+from . import assets, harness
+from .harness import Goal, Result, Row, Spread, Timed
+from .memory import peak_bytes, resident_peak
+
+IGNORED = -100
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+TOKENIZER_OF = {151_936: 151_643, 250_880: 248_044}  # columns of the logits -> tokens of the tokenizer
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured: `rows` x `length` tokens."""
+
+    rows: int
+    length: int
+    vocabularies: Sequence[int]
+    rounds: int
+
+
+FULL = Sizes(rows=2, length=512, vocabularies=(151_936, 250_880), rounds=11)
+QUICK = Sizes(rows=1, length=8, vocabularies=(151_936,), rounds=2)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a loss may use beside the logits."""
+
+    labels: Tensor
+    token_weights: Tensor
+    num_items: Tensor
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A competitor: how its table calls it, and the loss of fresh logits and a batch.
+
+    `exact` says that it computes the plain cross-entropy, so that its gradient can be compared with the truth.
+    """
+
+    name: str
+    call: Callable[[Tensor, Batch], Tensor]
+    exact: bool = True
+
+
+def stock(logits: Tensor, batch: Batch) -> Tensor:
+    return ForCausalLMLoss(logits, batch.labels, logits.shape[-1], batch.num_items)
+
+
+def ours(logits: Tensor, batch: Batch, **options: Any) -> Tensor:
+    return causal_lm_loss(CausalLMOutput(logits=logits), batch.labels, batch.num_items, **options)
+
+
+def composed(logits: Tensor, batch: Batch, **options: Any) -> Tensor:
+    labels = {"labels": batch.labels, "token_weights": batch.token_weights}
+    return causal_lm_loss(CausalLMOutput(logits=logits), labels, batch.num_items, term=COMPOSED, **options)
+
+
+COMPOSED = token_weighted(weighted_sum((0.5, focal), (0.5, smoothed_cross_entropy), (1e-4, z_loss)))
+
+STOCK = "ForCausalLMLoss"
+OWN, OVER = "own buffer", "over the logits"
+COMPOSED_OWN, COMPOSED_OVER = "composed term, own buffer", "composed term, over the logits"
+
+LOSSES = (
+    Loss(STOCK, stock),
+    Loss(OWN, ours),
+    Loss(OVER, partial(ours, overwrite_logits=True)),
+    Loss(COMPOSED_OWN, composed, exact=False),
+    Loss(COMPOSED_OVER, partial(composed, overwrite_logits=True), exact=False),
+)
+
+
+# --- input -----------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def token_ids(vocabulary: int) -> list[int]:
+    return assets.qwen_token_ids(assets.english_text(), vocabulary_size=TOKENIZER_OF[vocabulary])
+
+
+def make_labels(sizes: Sizes, vocabulary: int, device: str) -> Tensor:
+    ids = token_ids(vocabulary)[: sizes.rows * sizes.length]
+    return torch.tensor(ids, device=device).view(sizes.rows, sizes.length)
+
+
+def make_batch(labels: Tensor, *, ignored: float) -> Batch:
+    """Ignores the front of each row, as a prompt is."""
+    labels = labels.clone()
+    labels[:, : int(ignored * labels.shape[1])] = IGNORED
+    weights = torch.linspace(0.5, 1.5, labels.numel(), device=labels.device).view(labels.shape)
+    return Batch(labels, weights, (labels[:, 1:] != IGNORED).sum())
+
+
+def make_logits(labels: Tensor, vocabulary: int, dtype: torch.dtype) -> Tensor:
+    """Logits of a model that has learnt something: noise, and the next token stands out of it."""
+    generator = torch.Generator(device=labels.device).manual_seed(0)
+    logits = torch.empty(*labels.shape, vocabulary, device=labels.device).normal_(0.0, 2.0, generator=generator)
+    logits[:, :-1].scatter_add_(2, labels[:, 1:, None], torch.full_like(labels[:, 1:, None], 10.0, dtype=logits.dtype))
+    return logits.to(dtype)
+
+
+class Model(torch.autograd.Function):
+    """Stands for a model: fresh logits in forward; in backward takes their gradient and keeps nothing of it."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, logits: Tensor, gradients: list[Tensor]) -> Tensor:
+        ctx.gradients = gradients
+        return logits.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        ctx.gradients[:] = gradients[: len(ctx.gradients)]
+        return torch.zeros((), device=gradients[0].device), None, None
+
+
+def fresh_logits(source: Tensor, gradients: list[Tensor] | None = None) -> Tensor:
+    """A non-leaf copy of `source`; its gradient is put into `gradients`, if that list has room."""
+    weight = torch.zeros((), device=source.device, requires_grad=True)
+    return Model.apply(weight, source, [] if gradients is None else gradients)
+
+
+# --- measuring -------------------------------------------------------------------------------------------------------
+
+
+def measure(losses: Sequence[Loss], *, vocabulary: int, dtype: str, sizes: Sizes, device: str) -> list[Row]:
+    """One row for each loss with every label supervised and with half of them ignored."""
+    labels = make_labels(sizes, vocabulary, device)
+    source = make_logits(labels, vocabulary, DTYPES[dtype])
+    batches = {"all": make_batch(labels, ignored=0.0), "half": make_batch(labels, ignored=0.5)}
+    runs = {f"{loss.name}, {share}": (loss, share, batches[share]) for share in batches for loss in losses}
+    seconds = harness.interleave(
+        [
+            Timed(name, partial(fresh_logits, source), partial(step, loss, batch))
+            for name, (loss, _, batch) in runs.items()
+        ],
+        rounds=sizes.rounds,
+        device=device,
+    )
+    exact = gradient_errors([loss for loss in losses if loss.exact], source, batches["all"])
+    return [
+        {
+            "loss": loss.name,
+            "vocabulary": vocabulary,
+            "dtype": dtype,
+            "tokens": labels.numel(),
+            "supervised": share,
+            "logits_bytes": source.nbytes,
+            "seconds": seconds[name],
+            **memory(loss, source, batch, device),
+            **(exact.get(loss.name, {}) if share == "all" else {}),
+        }
+        for name, (loss, share, batch) in runs.items()
+    ]
+
+
+def step(loss: Loss, batch: Batch, logits: Tensor) -> None:
+    """Forward and backward, the logits held by the caller."""
+    loss.call(logits, batch).backward()
+
+
+def trainer_step(loss: Loss, batch: Batch, source: Tensor) -> None:
+    """The same as in the Trainer: the logits come into being, and are released when the loss returns."""
+    logits = fresh_logits(source)
+    value = loss.call(logits, batch)
+    del logits
+    value.backward()
+
+
+def memory(loss: Loss, source: Tensor, batch: Batch, device: str) -> dict[str, int]:
+    """Bytes above the start with the logits held (they exist then already) and of a whole step that releases them."""
+    held = fresh_logits(source)
+    bytes_held = peak_bytes(partial(step, loss, batch, held)).peak
+    del held
+    held = fresh_logits(source)
+    resident = resident_peak(partial(step, loss, batch, held), device=device)
+    del held
+    return {
+        "held": bytes_held,
+        "released": peak_bytes(partial(trainer_step, loss, batch, source)).peak,
+        "held_resident": resident,
+        "released_resident": resident_peak(partial(trainer_step, loss, batch, source), device=device),
+    }
+
+
+# --- exactness -------------------------------------------------------------------------------------------------------
+
+
+def gradient_errors(losses: Sequence[Loss], source: Tensor, batch: Batch) -> dict[str, dict[str, float]]:
+    """How far each gradient is from the one computed in float64, and the value from its own.
+
+    `gradient_ulps` is the worst element, in units in the last place of the gradient's dtype at the true value;
+    `gradient_error` the Euclidean norm of the difference over that of the truth.
+    """
+    values, gradients = {}, {}
+    for loss in losses:
+        room = [torch.empty(0)]
+        value = loss.call(fresh_logits(source, room), batch)
+        value.backward()
+        values[loss.name], gradients[loss.name] = value.item(), room[0].flatten(0, 1)
+    worst = dict.fromkeys(gradients, 0.0)
+    squares, truth_squares, truth_value = dict.fromkeys(gradients, 0.0), 0.0, 0.0
+    for rows, value, truth in true_gradient(source, batch):
+        truth_value += value
+        truth_squares += float(truth.square().sum())
+        unit = last_place(truth, source.dtype)
+        for name, gradient in gradients.items():
+            error = (gradient[rows].double() - truth).abs_()
+            squares[name] += float(error.square().sum())
+            worst[name] = max(worst[name], float(error.div_(unit).max()))
+    return {
+        name: {
+            "gradient_ulps": worst[name],
+            "gradient_error": (squares[name] / truth_squares) ** 0.5,
+            "value_error": abs(values[name] - truth_value) / truth_value,
+        }
+        for name in gradients
+    }
+
+
+def true_gradient(source: Tensor, batch: Batch, *, chunk: int = 32) -> Any:
+    """Yields a slice of rows, its part of the loss and its gradient: torch's cross-entropy in float64."""
+    targets = F.pad(batch.labels, (0, 1), value=IGNORED)[:, 1:].flatten()
+    logits = source.flatten(0, 1)
+    for start in range(0, len(logits), chunk):
+        rows = slice(start, start + chunk)
+        leaf = logits[rows].double().requires_grad_()
+        value = F.cross_entropy(leaf, targets[rows], ignore_index=IGNORED, reduction="sum") / batch.num_items
+        (gradient,) = torch.autograd.grad(value, leaf)
+        yield rows, value.item(), gradient
+
+
+def last_place(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """The distance from each value to the next one that `dtype` can hold."""
+    info = torch.finfo(dtype)
+    _, exponent = torch.frexp(values)
+    return torch.ldexp(torch.full_like(values, info.eps), exponent - 1).clamp_(min=info.tiny * info.eps)
+
+
+# --- the benchmark ---------------------------------------------------------------------------------------------------
+
+
+def run(*, quick: bool, device: str) -> list[Row]:
+    sizes = QUICK if quick else FULL
+    rows = []
+    for vocabulary in sizes.vocabularies:
+        for dtype in DTYPES:
+            harness.progress(f"losses: {sizes.rows * sizes.length} tokens x {vocabulary:,} in {dtype}")
+            rows += measure(LOSSES, vocabulary=vocabulary, dtype=dtype, sizes=sizes, device=device)
+    return rows
+
+
+def report(results: Sequence[Result]) -> str:
+    """The section of the report: what the issue asks for, then a table for each run."""
+    parts = [
+        "## Losses: forward and backward beside the stock loss",
+        "*Extra, held* is the peak of live tensor bytes above logits that the caller holds; *step, released* that of a "
+        "whole step as in the Trainer: the logits come into being, which counts, and go when the loss returns. Both in "
+        "units of the logits; *process* is the second as growth of the resident set (GPU: of allocated memory). "
+        f"The composed term is `{COMPOSED!r}`. Gradient errors are against float64: worst element in ulp of the "
+        "gradient's dtype, and relative in the Euclidean norm.",
+    ]
+    for result in results:
+        cases = Cases(result.rows)
+        parts += [f"### {title(result)}", harness.provenance(result)]
+        if not result.quick and result.device == "cpu":
+            parts.append(harness.goals_table(goals(cases, result.allocator)))
+        parts.append(loss_table(cases))
+    return "\n\n".join(parts)
+
+
+def title(result: Result) -> str:
+    allocators = {
+        "default": "CPU, the C library's default allocator",
+        "kept": "CPU, memory kept by the allocator",
+        "caching": "GPU",
+    }
+    return allocators[result.allocator]
+
+
+class Cases:
+    """The rows of a result, found by what was measured."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.rows = rows
+        self._found = {self._key(row): row for row in rows}
+        self.kinds = list(dict.fromkeys((row["dtype"], row["vocabulary"]) for row in rows))
+
+    @staticmethod
+    def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+        return row["dtype"], row["vocabulary"], row["loss"], row["supervised"]
+
+    def __call__(self, kind: tuple[str, int], loss: str, supervised: str = "all") -> Row:
+        return self._found[(*kind, loss, supervised)]
+
+    def ratio(self, kind: tuple[str, int], loss: tuple[str, str], baseline: tuple[str, str]) -> Spread:
+        """Time of a loss over that of another, each given as its name and what was supervised."""
+        return harness.ratio(self(kind, *loss)["seconds"], self(kind, *baseline)["seconds"])
+
+
+# The limits of the issue: time over the stock loss's, by allocator, dtype and variant.
+TIME_LIMITS = {
+    "default": {("bfloat16", OVER): 0.20, ("bfloat16", OWN): 0.30, ("float32", OVER): 0.35, ("float32", OWN): 0.60},
+    "kept": {("bfloat16", OVER): 0.75, ("bfloat16", OWN): 0.90, ("float32", OVER): 1.0, ("float32", OWN): 1.0},
+}
+MEMORY_LIMITS = {OWN: 1.05, OVER: 0.05}
+HALF_LIMIT = 0.60
+COMPOSED_TIME_LIMIT, COMPOSED_MEMORY_LIMIT = 1.3, 1.02
+
+
+def goals(cases: Cases, allocator: str) -> list[Goal]:
+    found = []
+    for kind in cases.kinds:
+        dtype, vocabulary = kind
+        case = f"{dtype}, V {vocabulary:,}"
+        for loss, composed_loss in ((OWN, COMPOSED_OWN), (OVER, COMPOSED_OVER)):
+            row, other = cases(kind, loss), cases(kind, composed_loss)
+            logits = row["logits_bytes"]
+            full_time = cases.ratio(kind, (loss, "all"), (STOCK, "all")).median
+            half_time = cases.ratio(kind, (loss, "half"), (loss, "all")).median
+            composed_time = cases.ratio(kind, (composed_loss, "all"), (loss, "all")).median
+            composed_memory = (logits + other["held"]) / (logits + row["held"])
+            where = f"{case}, {loss}"
+            found += [
+                Goal(f"{where}: extra memory, in logits", MEMORY_LIMITS[loss], row["held"] / logits),
+                Goal(f"{where}: time over stock", TIME_LIMITS[allocator][dtype, loss], full_time),
+                Goal(f"{where}: time with half the labels ignored over all supervised", HALF_LIMIT, half_time),
+                Goal(f"{where}: time of the composed term over cross-entropy", COMPOSED_TIME_LIMIT, composed_time),
+                Goal(f"{where}: memory with the logits, the same", COMPOSED_MEMORY_LIMIT, composed_memory),
+                Goal(
+                    f"{where}: worst gradient element, in ulp (stock plus one)",
+                    cases(kind, STOCK)["gradient_ulps"] + 1,
+                    row["gradient_ulps"],
+                ),
+            ]
+    return found
+
+
+def loss_table(cases: Cases) -> str:
+    header = (
+        *("dtype", "V", "labels", "loss", "time, ms", "over stock"),
+        *("extra, held", "step, released", "process", "gradient error, ulp", "relative"),
+    )
+    return harness.table(header, [_cells(cases, row) for row in cases.rows])
+
+
+def _cells(cases: Cases, row: Row) -> list[str]:
+    kind, share = (row["dtype"], row["vocabulary"]), row["supervised"]
+    over_stock = cases.ratio(kind, (row["loss"], share), (STOCK, share))
+    times = Spread.of([1000 * value for value in row["seconds"]])
+    in_logits = [f"{row[name] / row['logits_bytes']:.2f}" for name in ("held", "released", "released_resident")]
+    errors = [f"{row['gradient_ulps']:.1f}", f"{row['gradient_error']:.2g}"] if "gradient_ulps" in row else ["", ""]
+    case = [row["dtype"], f"{row['vocabulary']:,}", share, row["loss"]]
+    return [*case, f"{times:.0f}", f"{over_stock:.2f}", *in_logits, *errors]
+
+
+PACKAGES = ("torch", "transformers", "numpy")
+
+if __name__ == "__main__":
+    harness.main("losses", run, PACKAGES)
