@@ -1,0 +1,47 @@
+"""Which scores are better when they are greater, for `TrainingArguments`."""
+
+from typing import TypedDict
+
+from . import _keys, language
+from ._metric import Metric
+
+# Every key of every metric of this package.
+DIRECTIONS: dict[str, bool | None] = {**language.DIRECTIONS}
+
+
+class BestModelKwargs(TypedDict):
+    """The two arguments of `TrainingArguments` that choose the best checkpoint."""
+
+    metric_for_best_model: str
+    greater_is_better: bool
+
+
+def best_model_kwargs(key: str, metric: Metric | None = None) -> BestModelKwargs:
+    """Return the arguments of `TrainingArguments` that keep the best checkpoint by `key`.
+
+    Left alone, the Trainer takes every score for "greater is better" whose name doesn't end in "loss", and so keeps the
+    checkpoint with the *worst* perplexity.
+
+    Args:
+        key: a score, as "perplexity", "eval_perplexity", or with the name given to `build` or the name of a dataset
+            before it, as "lm_perplexity".
+        metric: where to look the key up; None: among the metrics of this package.
+
+    Returns:
+        `metric_for_best_model` and `greater_is_better`.
+
+    Raises:
+        ValueError: no such key, or one that is neither better greater nor better less.
+
+    Example:
+        >>> best_model_kwargs("perplexity")
+        {'metric_for_best_model': 'perplexity', 'greater_is_better': False}
+    """
+    directions = DIRECTIONS if metric is None else metric.directions
+    entry = _keys.find(key, directions, prefixed=True)
+    greater = None if entry is None else directions[entry]
+    if greater is None:
+        problem = "is not known" if entry is None else "has no better or worse"
+        known = ", ".join(name for name, direction in directions.items() if direction is not None)
+        raise ValueError(f"the score {key!r} {problem}; the best model can be chosen by {known}")
+    return {"metric_for_best_model": key, "greater_is_better": greater}

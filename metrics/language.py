@@ -1,0 +1,126 @@
+"""Scores of language models, from sums over the tokens of each sample.
+
+A reducer has already chosen, shifted and counted the tokens; nothing here looks at a label or shifts anything.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from . import _keys
+from ._evaluation import Columns, describe, named_columns
+from ._metric import Metric, ratio
+
+# The columns read here and what makes `reducers.sample_sums` return them: a contract between the two packages.
+COLUMNS = {
+    "nll": "sample_sums",
+    "tokens": "sample_sums",
+    "correct": "sample_sums",
+    "all_correct": "sample_sums",
+    "correct_top_{k}": "sample_sums with top_k=k",
+    "entropy": "sample_sums with entropy=True",
+}
+NEEDED = ("nll", "tokens", "correct", "all_correct")
+
+DIRECTIONS: dict[str, bool | None] = {
+    "nll_loss": False,
+    "perplexity": False,
+    "token_accuracy": True,
+    "top_{k}_accuracy": True,
+    "entropy": None,
+    "sequence_accuracy": True,
+    "tokens": None,
+    "samples": None,
+}
+
+
+def language_modeling() -> Metric:
+    """Score language models by token: negative log-likelihood, perplexity and accuracies, from per-sample sums.
+
+    The reducer is `sample_sums`; its columns may stand in a dict of predictions, or in a dict inside it. The result is
+    a ratio of sums over all tokens, so it depends on neither batch size nor padding. Keys:
+
+    - `nll_loss`: nats a token; `perplexity`: its exponential, inf where that overflows;
+    - `token_accuracy`, `top_{k}_accuracy` for each column `correct_top_{k}`: fractions of the tokens;
+    - `entropy`, if the column came: nats a token;
+    - `sequence_accuracy`: fraction of the samples with every token right, among those that have any token;
+    - `tokens`, `samples`: how many were scored, and how many came.
+
+    Without any token, ratios are NaN and counts 0.0.
+
+    Returns:
+        A metric to give to the Trainer as `compute_metrics`.
+
+    Source: F. Jelinek, R. L. Mercer, L. R. Bahl, J. K. Baker, "Perplexity - a measure of the difficulty of speech
+    recognition tasks", 1977.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> sums = {"nll": [3.0, 1.0], "tokens": [5.0, 3.0], "correct": [2.0, 2.0], "all_correct": [0.0, 0.0]}
+        >>> sums = {name: np.array(column) for name, column in sums.items()}
+        >>> scores = language_modeling()(SimpleNamespace(predictions=sums, label_ids=np.zeros((2, 6))))
+        >>> scores["nll_loss"], scores["token_accuracy"], scores["tokens"]
+        (0.5, 0.5, 8.0)
+    """
+    return Metric(statistics=token_sums, score=token_scores, directions=DIRECTIONS)
+
+
+def token_sums(predictions: Any, labels: Any) -> Columns:
+    """Return the columns of `sample_sums` that `token_scores` reads, and who counts as a sample.
+
+    Args:
+        predictions: dict of arrays (samples,), or a dict of such dicts; other arrays may stand beside them.
+        labels: not read.
+
+    Returns:
+        Arrays (samples,): the columns in float64 (nats, tokens), `sequences` (has a token), `samples`.
+
+    Raises:
+        ValueError: a column is missing, stands there twice, or is not one number a sample.
+    """
+    found = {name: column for name, column in named_columns(predictions).items() if _keys.find(name, COLUMNS)}
+    missing = [name for name in NEEDED if name not in found]
+    if missing:
+        raise ValueError(_missing(missing, predictions))
+    for name, column in found.items():
+        if column.ndim != 1:
+            raise ValueError(
+                f"the column {name!r} has shape {column.shape}: it must be one sum a sample, ({len(column)},), "
+                "as sample_sums returns"
+            )
+    columns = {name: column.astype(np.float64) for name, column in found.items()}
+    sequences = columns["tokens"] > 0
+    columns["all_correct"] = np.where(sequences, columns["all_correct"], 0.0)
+    return {**columns, "sequences": sequences, "samples": np.ones_like(sequences, dtype=np.int64)}
+
+
+def token_scores(sums: Columns) -> Columns:
+    """Return the scores that `language_modeling` lists.
+
+    Args:
+        sums: the sums of `token_sums`, each of shape (...): a stack of evaluations, or one.
+
+    Returns:
+        Scores of the same shape.
+    """
+    tokens = sums["tokens"]
+    nll = ratio(sums["nll"], tokens)
+    with np.errstate(over="ignore"):
+        scores = {"nll_loss": nll, "perplexity": np.exp(nll), "token_accuracy": ratio(sums["correct"], tokens)}
+    for name, total in sums.items():
+        if name.startswith("correct_top_"):
+            scores[f"{name.removeprefix('correct_')}_accuracy"] = ratio(total, tokens)
+    if "entropy" in sums:
+        scores["entropy"] = ratio(sums["entropy"], tokens)
+    scores["sequence_accuracy"] = ratio(sums["all_correct"], sums["sequences"])
+    return {**scores, "tokens": tokens, "samples": sums["samples"]}
+
+
+def _missing(missing: list[str], predictions: Any) -> str:
+    sources = "; ".join(f"{name}: {source}" for name, source in COLUMNS.items())
+    return (
+        f"language_modeling() needs the columns {', '.join(NEEDED)}; missing: {', '.join(missing)}. "
+        f"Predictions hold {describe(predictions)}. "
+        "Set preprocess_logits_for_metrics=partial(sample_sums, shift=1), or keep its columns beside others by "
+        f"combine(sums=partial(sample_sums, shift=1), ...). What returns which column: {sources}"
+    )
