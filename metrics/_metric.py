@@ -292,7 +292,10 @@ class _JoinedScore:
         return scores
 
     def __repr__(self) -> str:
-        return f"({', '.join(f'{prefix}*: {_name(metric.score)}' for prefix, _, metric in self.parts)})"
+        shown = [
+            f"{prefix}*: {_name(metric.score)}" if prefix else _name(metric.score) for prefix, _, metric in self.parts
+        ]
+        return f"({', '.join(shown)})"
 
 
 def _identity(statistics: Statistics) -> Any:

@@ -1,0 +1,146 @@
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from transformers import EvalPrediction
+
+from metrics import Metric
+from metrics._evaluation import batches, describe, named_columns
+
+from .evaluations import evaluation
+
+IDS = np.arange(12).reshape(4, 3)
+
+
+def only(eval_pred):
+    (batch,) = batches(eval_pred)
+    return batch
+
+
+def test_the_trainers_own_object_is_taken():
+    batch = only(EvalPrediction(predictions=IDS, label_ids=IDS[:, 0]))
+    assert batch.rows == 4
+    assert batch.predictions is IDS
+
+
+def test_nested_predictions_keep_their_structure():
+    predictions = {"sums": {"nll": IDS[:, 0]}, "pair": (IDS, IDS[:, 1])}
+    batch = only(evaluation(predictions, IDS))
+    assert batch.predictions["sums"]["nll"].tolist() == IDS[:, 0].tolist()
+    assert [array.shape for array in batch.predictions["pair"]] == [(4, 3), (4,)]
+
+
+def test_labels_are_taken_from_a_dict_and_tuples_stay():
+    weights = np.ones(99)  # not labels, so not looked at
+    assert only(evaluation(IDS, {"labels": IDS[:, 1], "weights": weights})).labels.tolist() == IDS[:, 1].tolist()
+    first, second = only(evaluation(IDS, (IDS[:, 0], {"labels": IDS[:, 2]}))).labels
+    assert (first.tolist(), second.tolist()) == (IDS[:, 0].tolist(), IDS[:, 2].tolist())
+    with pytest.raises(ValueError, match="needs the key 'labels'; it has start, end"):
+        batches(evaluation(IDS, {"start": IDS, "end": IDS}))
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int32, torch.int64]
+)
+def test_tensors_become_arrays_of_the_same_values(dtype):
+    tensor = torch.tensor([1.5, 2.0, 250.0]).to(dtype)
+    array = only(evaluation({"x": tensor.clone()}, torch.zeros(3))).predictions["x"]
+    assert isinstance(array, np.ndarray)
+    assert array.astype(np.float64).tolist() == tensor.double().tolist()
+
+
+def test_tensors_that_require_grad_are_detached():
+    tensor = torch.ones(3, requires_grad=True)
+    assert only(evaluation(tensor, torch.zeros(3))).predictions.tolist() == [1.0] * 3
+
+
+def test_tensors_are_known_without_torch():
+    class Tensor:
+        dtype = "other.bfloat16"
+
+        def __init__(self, values):
+            self.values = values
+
+        def detach(self):
+            return self
+
+        cpu = float = detach
+
+        def numpy(self):
+            return np.array(self.values)
+
+    assert only(evaluation(Tensor([1.0, 2.0]), Tensor([0, 1]))).predictions.tolist() == [1.0, 2.0]
+
+
+def test_lists_of_labels_are_batches():
+    first, second = batches(evaluation([{"x": IDS[:1]}, {"x": IDS[1:]}], [IDS[:1], IDS[1:]]))
+    assert (first.rows, second.rows) == (1, 3)
+    ragged = batches(evaluation([IDS[:2], IDS[2:, :2]], [IDS[:2], IDS[2:, :2]]))
+    assert [batch.labels.shape for batch in ragged] == [(2, 3), (2, 2)]
+    of_tuples = batches(evaluation([(IDS, IDS)], [(IDS, IDS)]))
+    assert len(of_tuples[0].predictions) == 2
+
+
+def test_a_list_of_predictions_beside_an_array_of_labels_is_a_structure():
+    assert len(only(evaluation([IDS, IDS], IDS)).predictions) == 2
+
+
+@pytest.mark.parametrize("predictions", [[IDS], IDS, [IDS] * 3])
+def test_lists_must_have_the_same_length(predictions):
+    with pytest.raises(ValueError, match="list of 2 batches"):
+        batches(evaluation(predictions, [IDS, IDS]))
+
+
+def test_no_batches_are_no_evaluation():
+    with pytest.raises(ValueError, match="at least one"):
+        batches(evaluation([], []))
+
+
+@pytest.mark.parametrize(
+    ("predictions", "message"),
+    [
+        (np.zeros(7), r"predictions has shape \(7,\), the labels have shape \(4, 3\)"),
+        ({"ids": IDS, "mean": np.array(3.0)}, r"predictions\.mean has shape \(\)"),
+        ((IDS, {"deep": (IDS[:3],)}), r"predictions\.1\.deep\.0 has shape \(3, 3\)"),
+    ],
+)
+def test_rows_are_samples_in_everything(predictions, message):
+    with pytest.raises(ValueError, match=message):
+        batches(evaluation(predictions, IDS))
+
+
+def test_rows_of_all_labels_agree():
+    with pytest.raises(ValueError, match=r"labels\.1 has shape \(3, 3\)"):
+        batches(evaluation(IDS, (IDS, IDS[:3])))
+    with pytest.raises(ValueError, match=r"labels has shape \(\)"):
+        batches(evaluation(IDS, np.array(3)))
+    with pytest.raises(ValueError, match="no labels came"):
+        batches(evaluation(IDS, ()))
+
+
+@pytest.mark.parametrize("leaf", [None, 3, 2.5, "text", np.float64(1.0)])
+def test_leaves_are_arrays_or_tensors(leaf):
+    with pytest.raises(TypeError, match=type(leaf).__name__):
+        batches(evaluation({"x": leaf}, IDS))
+    with pytest.raises(TypeError, match=type(leaf).__name__):
+        batches(evaluation(IDS, leaf))
+
+
+@pytest.mark.parametrize("wrong", [(IDS, IDS), IDS, None, SimpleNamespace(predictions=IDS)])
+def test_only_an_eval_prediction_is_taken(wrong):
+    metric = Metric(statistics=lambda predictions, labels: {"n": labels}, score=dict, directions={"n": None})
+    with pytest.raises(TypeError, match="takes an EvalPrediction"):
+        metric(wrong)
+
+
+def test_columns_are_named_at_two_levels():
+    found = named_columns({"a": IDS, "more": {"b": IDS, "c": IDS}, "pair": (IDS, IDS)})
+    assert list(found) == ["a", "b", "c", "pair"]
+    assert named_columns(IDS) == named_columns((IDS, {"a": IDS})) == {}
+    with pytest.raises(ValueError, match=r"two columns called 'a' \(a \(4, 3\) int64, more\.a"):
+        named_columns({"a": IDS, "more": {"a": IDS}})
+
+
+def test_describe_names_shapes_and_dtypes():
+    assert describe({"a": IDS, "b": (IDS[0],)}) == "a (4, 3) int64, b.0 (3,) int64"
