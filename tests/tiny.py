@@ -299,6 +299,7 @@ def trainer(
         compute_metrics=metric,
         callbacks=callbacks,
     )
+    made.remove_callback(transformers.PrinterCallback)
     if replicas > 1:
         made._wrap_model = lambda model, training=True, dataloader=None: CpuDataParallel(model, replicas)
     return made
