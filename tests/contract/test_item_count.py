@@ -83,7 +83,7 @@ CAUSAL = SHIFTED if since("5.10") else LABELS
         pytest.param(adapted, CAUSAL, id="PEFT over LlamaForCausalLM"),
         pytest.param(Wrapped, LABELS, id="module over LlamaForCausalLM"),
         pytest.param(partial(tiny.model, "gpt2"), LABELS, id="GPT2LMHeadModel"),
-        pytest.param(partial(other_decoder, "OpenAIGPTLMHeadModel", **GPT), LABELS, id="OpenAIGPTLMHeadModel", **GPT),
+        pytest.param(partial(other_decoder, "OpenAIGPTLMHeadModel", **GPT), LABELS, id="OpenAIGPTLMHeadModel"),
         pytest.param(partial(other_decoder, "CTRLLMHeadModel", dff=32, **GPT), LABELS, id="CTRLLMHeadModel"),
         pytest.param(partial(other_decoder, "BertLMHeadModel", is_decoder=True, **BERT), LABELS, id="BertLMHeadModel"),
         pytest.param(partial(other_decoder, "BertGenerationDecoder", **BERT), LABELS, id="BertGenerationDecoder"),
@@ -193,7 +193,7 @@ def by_plain_count(outputs, labels, num_items_in_batch):
     ],
 )
 def test_04_data_parallel(average, count, loss, factor):
-    """One row of counts a device with the gathered outputs: `s / n.sum()` alone is right, in training and evaluation."""
+    """The outputs come gathered with one row of counts a device: `s / n.sum()` alone is right."""
     spy = LossSpy(loss)
     model = tiny.model("gpt2")
     batch = tiny.pad(ODD)

@@ -1,4 +1,4 @@
-"""What `compute_loss_func` is called with, and what happens to the tensor it returns (items 0, 1, 2, 7, 8, 9, 11 to 13).
+"""How `compute_loss_func` is called and what happens to the tensor it returns (items 0 to 2, 7 to 9, 11 to 13).
 
 Each docstring says why this project relies on the fact.
 """
@@ -150,7 +150,7 @@ def test_07_the_router_loss_is_dropped():
 def test_07_t5_needs_decoder_inputs():
     """T5 makes them from the labels, which are gone: the collator must bring them."""
     trainer = tiny.trainer(tiny.model("t5"), ROWS, LossSpy())
-    with pytest.raises(ValueError, match="You (have to|must) specify"):
+    with pytest.raises(ValueError, match=r"You (have to|must) specify"):
         trainer.train()
 
 
