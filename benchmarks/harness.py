@@ -200,12 +200,12 @@ def main(benchmark: str, run: Callable[..., list[Row]], packages: Sequence[str])
     given = parser.parse_args()
     check_device(given.device)
     kind = allocator() if given.device == "cpu" else "caching"
-    settings = [f"{name}={value}" for name, value in ALLOCATORS.get(kind, {}).items()]
+    gc.freeze()  # what the imports made need not be searched again before every run
     start = time.perf_counter()
     rows = run(quick=given.quick, device=given.device)
     Result(
         benchmark=benchmark,
-        command=" ".join([*settings, "python -m", f"benchmarks.{benchmark}", *_options(given.quick, given.device)]),
+        command=" ".join(["python -m benchmarks", benchmark, *_options(given.quick, given.device)]),
         device=given.device,
         allocator=kind,
         quick=given.quick,
@@ -282,6 +282,17 @@ def provenance(result: Result) -> str:
         f"<sub>`{result.command}`, {result.seconds:.0f} s. {machine[0].upper()}{machine[1:]}. "
         f"{versions[0].upper()}{versions[1:]}.</sub>{quick}"
     )
+
+
+def title(result: Result) -> str:
+    """What a result was measured on."""
+    kept = " ".join(f"{name}={value}" for name, value in ALLOCATORS["kept"].items())
+    titles = {
+        "default": "CPU, the C library's default allocator",
+        "kept": f"CPU, memory kept by the allocator (`{kept}`)",
+        "caching": "GPU",
+    }
+    return titles[result.allocator]
 
 
 def report(results: Sequence[Result], sections: Mapping[str, Callable[[Sequence[Result]], str]]) -> str:
