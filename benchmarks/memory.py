@@ -4,8 +4,10 @@ The first is exact and the same on any machine, but sees only tensors; the secon
 temporaries inside a kernel too, but depends on the allocator and on what the process had already freed.
 """
 
+import contextlib
 import ctypes
 import gc
+import sys
 import threading
 import time
 import weakref
@@ -150,3 +152,11 @@ class MemoryWatch:
     def _sample(self) -> None:
         self.seconds.append(time.perf_counter() - self._began)
         self.bytes.append(self._resident().rss - self._start)
+
+
+def _give_back_free_memory() -> None:
+    """Without this, memory that earlier work freed and the allocator kept would hide what comes next."""
+    gc.collect()
+    if sys.platform == "linux":
+        with contextlib.suppress(AttributeError):  # a C library without it keeps little
+            ctypes.CDLL(None).malloc_trim(0)

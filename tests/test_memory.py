@@ -1,5 +1,7 @@
 """The byte counter against sizes worked out by hand, and each of its guarantees against a counter that lacks it."""
 
+import gc
+import math
 from collections.abc import Callable
 
 import pytest
@@ -8,11 +10,20 @@ import torch.nn.functional as F
 from transformers.loss.loss_utils import ForCausalLMLoss
 
 from benchmarks.memory import LiveBytes, Peak, peak_bytes, resident_peak
+from lossfns import causal_lm_loss
 
 KIB = 1024
 SLACK = 256  # bytes: 0-d losses, counts and ones
 
 TOKENS, VOCAB = 64, 1000
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_collection():
+    """Without what the imports made, which costs every count a third of a second."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 class CountsTensorsNotStorages(LiveBytes):
@@ -205,6 +216,45 @@ def test_the_stock_loss_with_logits_released(dtype, copies):
 
     labels_bytes = 2 * 8 * (TOKENS + 1)
     assert copies * source.nbytes <= peak_bytes(step).peak <= copies * source.nbytes + labels_bytes + SLACK
+
+
+# --- the headline: 1,024 tokens, a vocabulary of 151,936 --------------------------------------------------------------
+
+HEADLINE = (2, 512, 151_936)
+
+
+def large_logits(dtype: torch.dtype) -> torch.Tensor:
+    weight = torch.zeros((), dtype=dtype, requires_grad=True)
+    return weight.expand(HEADLINE).clone()
+
+
+@pytest.mark.parametrize(("overwrite", "extra"), [(False, 1.05), (True, 0.05)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_loss_needs_one_copy_of_the_logits_or_none(dtype, overwrite, extra):
+    """Above logits that the caller holds."""
+    logits, labels = large_logits(dtype), torch.arange(1024).view(2, 512)
+    size = logits.nbytes
+
+    def step():
+        loss = causal_lm_loss({"logits": logits}, labels, overwrite_logits=overwrite)
+        loss.backward()
+
+    assert peak_bytes(step).peak <= extra * size
+
+
+@pytest.mark.parametrize(("overwrite", "copies"), [(False, 2.05), (True, 1.05)])
+def test_a_step_that_releases_its_logits(overwrite, copies):
+    """As in the Trainer; the logits themselves count."""
+    labels = torch.arange(1024).view(2, 512)
+    size = 2 * math.prod(HEADLINE)
+
+    def step():
+        logits = large_logits(torch.bfloat16)
+        loss = causal_lm_loss({"logits": logits}, labels, overwrite_logits=overwrite)
+        del logits
+        loss.backward()
+
+    assert size <= peak_bytes(step).peak <= copies * size
 
 
 @pytest.mark.parametrize("broken", [CountsTensorsNotStorages, NeverFrees, MissesBackward, ForgetsTheStart])
