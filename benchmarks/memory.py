@@ -4,10 +4,8 @@ The first is exact and the same on any machine, but sees only tensors; the secon
 temporaries inside a kernel too, but depends on the allocator and on what the process had already freed.
 """
 
-import contextlib
 import ctypes
 import gc
-import sys
 import threading
 import time
 import weakref
@@ -93,7 +91,6 @@ def resident_peak(fn: Callable[[], object], *, device: str = "cpu") -> int:
     On a CPU the resident set of the process, read every millisecond by a thread; on a GPU what torch handed out.
     """
     if device == "cpu":
-        _return_freed_memory()
         with MemoryWatch(every=0.001) as memory:
             result = fn()
         del result
@@ -131,6 +128,7 @@ class MemoryWatch:
 
     def __enter__(self) -> "MemoryWatch":
         gc.collect()
+        _return_freed_memory()
         # Here and not in the thread, which may come to it when the block has already allocated.
         self._resident = psutil.Process().memory_info
         self._start, self._began = self._resident().rss, time.perf_counter()
@@ -152,11 +150,3 @@ class MemoryWatch:
     def _sample(self) -> None:
         self.seconds.append(time.perf_counter() - self._began)
         self.bytes.append(self._resident().rss - self._start)
-
-
-def _give_back_free_memory() -> None:
-    """Without this, memory that earlier work freed and the allocator kept would hide what comes next."""
-    gc.collect()
-    if sys.platform == "linux":
-        with contextlib.suppress(AttributeError):  # a C library without it keeps little
-            ctypes.CDLL(None).malloc_trim(0)
