@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def uncompiled(function: _Function) -> _Function:
+    """Let a user's torch.compile break its graph once around `function` instead of tracing into the kernel.
+
+    What torch.compiler.disable does, without importing the compiler: torch's optimizers use the same decorator.
+    """
+    return cast(_Function, torch._disable_dynamo(function))  # type: ignore[attr-defined]
 
 
 def autocast_off(device: torch.device) -> AbstractContextManager[Any]:
@@ -24,7 +35,7 @@ def refuse_transforms(logits: Tensor) -> None:
             "lossfns computes its own gradient and does not run under torch.func transforms (grad, vmap, jvp); call "
             "loss.backward() or torch.autograd.grad, or write the formula with plain torch operations"
         )
-    if torch.autograd.forward_ad.unpack_dual(logits).tangent is not None:
+    if torch.autograd.forward_ad.unpack_dual(logits).tangent is not None:  # type: ignore[no-untyped-call]
         raise RuntimeError("lossfns has no forward-mode derivative; use reverse mode (backward)")
 
 

@@ -40,6 +40,12 @@ class Rows:
     def __len__(self) -> int:
         return self.index.numel()
 
+    @property
+    def classes(self) -> Tensor:
+        """The targets, where the caller knows that there are any."""
+        assert self.targets is not None, "these rows have no targets"
+        return self.targets
+
     def chunks(self, step: int) -> Iterator[Rows]:
         """Consecutive pieces of at most `step` rows."""
         for start in range(0, len(self), step):

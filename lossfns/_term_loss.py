@@ -67,11 +67,12 @@ def bind(term: Term, pairs: Alignment, extras: Mapping[str, Tensor], classes: in
         raise ValueError(f"the term {term!r} holds weights for {wanted} classes, the logits have {classes}")
     fields = tuple(name for name in STATISTICS if name in names)
     if not fields:
-        raise TypeError(f"the term {name_of(term)} asks for no statistic; it needs at least one of {', '.join(STATISTICS)}")
-    assert pairs.rows.targets is not None
+        raise TypeError(
+            f"the term {name_of(term)} asks for no statistic; it needs at least one of {', '.join(STATISTICS)}"
+        )
     given = {name: pairs.gather(extras[name], name) for name in names if name in extras}
     if "labels" in names:
-        given["labels"] = pairs.rows.targets
+        given["labels"] = pairs.rows.classes
     return BoundTerm(term, fields, given)
 
 
@@ -79,9 +80,9 @@ def learns(bound: BoundTerm, like: Tensor) -> bool:
     """Does the term carry parameters of its own that need a gradient? Tried on two made-up items."""
     trial = slice(0, 2)
     items = min([2, *(len(tensor) for tensor in bound.given.values())])
-    made_up = {name: torch.full((items,), -1.0, dtype=compute_dtype(like.dtype), device=like.device) for name in bound.fields}
+    made_up = torch.full((items,), -1.0, dtype=compute_dtype(like.dtype), device=like.device)
     with torch.enable_grad():
-        return bound(made_up, trial).requires_grad
+        return bound(dict.fromkeys(bound.fields, made_up), trial).requires_grad
 
 
 def term_loss(logits: Tensor, rows: Rows, bound: BoundTerm, count: Tensor, *, overwrite_logits: bool = False) -> Tensor:
@@ -100,7 +101,9 @@ def term_loss(logits: Tensor, rows: Rows, bound: BoundTerm, count: Tensor, *, ov
         measured = row_statistics(logits, rows, bound.fields, overwrite_logits=overwrite_logits)
         with autocast_off(logits.device):
             return divide(bound(measured), count)
-    loss: Tensor = _TermLoss.apply(logits, rows, bound, count, logits.data if overwrite_logits else None)
+    loss: Tensor = _TermLoss.apply(  # type: ignore[no-untyped-call]
+        logits, rows, bound, count, logits.data if overwrite_logits else None
+    )
     if overwrite_logits:
         empty(logits)
     return loss

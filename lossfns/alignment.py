@@ -16,8 +16,8 @@ IGNORED = -100  # what the Trainer does not count, whatever a loss would like to
 Selector = Callable[[Any], Tensor]
 
 _NO_LOGITS = (
-    "the model returned no logits. Options that remove them: use_liger_kernel=True (with prediction_loss_only), a fused "
-    "linear cross-entropy patch, or a loss computed inside forward; switch it off, or pass source=hidden_states(model)"
+    "the model returned no logits. Options that remove them: use_liger_kernel=True (with prediction_loss_only), a "
+    "fused linear cross-entropy patch, a loss inside forward; switch it off, or pass source=hidden_states(model)"
 )
 
 
@@ -67,6 +67,7 @@ def select_logits(
         ValueError: nothing fits, or the model returned no logits.
         TypeError: what was found is not a floating tensor, for instance token ids.
     """
+    found: Any
     if select is not None:
         found = select(outputs)
     elif isinstance(outputs, Tensor):
@@ -190,8 +191,8 @@ def _check_shapes(logits: Tensor, labels: Tensor, shift: int) -> None:
         raise ValueError(f"shift must be an int >= 0 (1 causal, 0 masked or classification), not {shift!r}")
     if shift and labels.ndim < 2:
         raise ValueError(
-            f"shift={shift} needs labels of shape (batch, sequence), got {tuple(labels.shape)}: a shift after flattening "
-            "leaks from one row into the next; pass the labels as the collator made them"
+            f"shift={shift} needs labels of shape (batch, sequence), got {tuple(labels.shape)}: a shift after "
+            "flattening leaks from one row into the next; pass the labels as the collator made them"
         )
     if logits.ndim != labels.ndim + 1 or logits.shape[: labels.ndim - 1] != labels.shape[:-1] or labels.ndim == 0:
         raise ValueError(
@@ -216,7 +217,7 @@ def _check_range(targets: Tensor, classes: int, ignore_index: int) -> None:
     if smallest < 0 or largest >= classes:
         wrong = smallest if smallest < 0 else largest
         raise ValueError(
-            f"label {wrong} is out of range: the logits have {classes} classes, so labels must be 0 to {classes - 1}, or "
-            f"{ignore_index} where nothing is predicted. Another ignored id (255, pad) is mapped by "
+            f"label {wrong} is out of range: the logits have {classes} classes, so labels must be 0 to {classes - 1}, "
+            f"or {ignore_index} where nothing is predicted. Another ignored id (255, pad) is mapped by "
             f"lossfns.collators.replace_labels(collator, {{{wrong}: {ignore_index}}})"
         )

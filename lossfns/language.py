@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
+from ._autograd import uncompiled
 from ._term_loss import bind, term_loss
 from .alignment import Selector, align, select_logits, split_labels
 from .normalization import NumItems, item_count
@@ -51,6 +51,7 @@ def causal_lm_loss(
         TypeError: labels are not integers, logits are ids, the term asks for something unknown.
 
     Example:
+        >>> import torch
         >>> logits, labels = torch.zeros(1, 3, 4), torch.tensor([[-100, 2, 1]])
         >>> causal_lm_loss({"logits": logits}, labels)
         tensor(1.3863)
@@ -70,6 +71,7 @@ def masked_lm_loss(
     """Mean of a term over the masked tokens of an encoder: `causal_lm_loss` with the logit at its own label (shift 0).
 
     Example:
+        >>> import torch
         >>> masked_lm_loss(torch.zeros(1, 3, 4), torch.tensor([[-100, 2, -100]]))
         tensor(1.3863)
     """
@@ -85,19 +87,20 @@ def seq2seq_lm_loss(
     select: Selector | None = None,
     overwrite_logits: bool = False,
 ) -> Tensor:
-    """Mean of a term over the target tokens of an encoder-decoder: the decoder's inputs are shifted, its logits are not.
+    """Mean of a term over the target tokens of an encoder-decoder, whose decoder inputs are shifted and logits are not.
 
     The collator has to add `decoder_input_ids`: the Trainer takes the labels out of the batch before `forward`, and T5
     then raises while BART silently trains on its source. `DataCollatorForSeq2Seq(tokenizer, model=model)` adds them.
 
     Example:
+        >>> import torch
         >>> seq2seq_lm_loss(torch.zeros(1, 2, 4), torch.tensor([[3, 1]]))
         tensor(1.3863)
     """
     return token_loss(outputs, labels, num_items_in_batch, term, 0, select, overwrite_logits)
 
 
-@torch._disable_dynamo
+@uncompiled
 def token_loss(
     outputs: Outputs,
     labels: Labels | None,

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._autograd import autocast_off, refuse_second_order, refuse_transforms
+from ._autograd import autocast_off, refuse_second_order, refuse_transforms, uncompiled
 from ._rows import Rows, compute_dtype, read, rows_per_chunk, write
 from .alignment import IGNORED, align
 
@@ -30,7 +30,7 @@ DISCRETE = ("rank", "top_id")
 _FROM_SOFTMAX = frozenset({"log_prob", "log_normalizer", "entropy"})
 
 
-@torch._disable_dynamo
+@uncompiled
 def token_statistics(
     logits: Tensor,
     labels: Tensor,
@@ -86,7 +86,8 @@ def row_statistics(
     With `overwrite_logits` the backward pass writes the gradient over the logits' storage and empties them.
     """
     refuse_transforms(logits)
-    return dict(zip(fields, _RowStatistics.apply(logits, rows, tuple(fields), overwrite_logits), strict=True))
+    values = _RowStatistics.apply(logits, rows, tuple(fields), overwrite_logits)  # type: ignore[no-untyped-call]
+    return dict(zip(fields, values, strict=True))
 
 
 class _RowStatistics(torch.autograd.Function):
@@ -193,7 +194,7 @@ class Block:
             if "log_normalizer" in fields:
                 found["log_normalizer"] = highest - log_highest
             if "log_prob" in fields:
-                found["log_prob"] = (self.x.gather(1, self._targets)[:, 0] - highest) + log_highest
+                found["log_prob"] = (self.x.gather(1, self.rows.classes[:, None])[:, 0] - highest) + log_highest
         if "entropy" in fields:
             self._surprise = torch.special.entr(self.p)
             found["entropy"] = self._surprise.sum(-1)
@@ -220,19 +221,27 @@ class Block:
             even = terms["mean_logit"] / self._finite_count[:, None]
             p.add_(even if self._dropped is None else even.masked_fill(self._dropped, 0))
         if "log_prob" in terms:
-            p.scatter_add_(1, self._targets, terms["log_prob"])
+            p.scatter_add_(1, self.rows.classes[:, None], terms["log_prob"])
         return p
 
-    @property
-    def _targets(self) -> Tensor:
-        assert self.rows.targets is not None, "rows without targets have no log_prob and no rank"
-        return self.rows.targets[:, None]
-
     def _rank(self) -> Tensor:
-        at_label = self.x.gather(1, self._targets)
+        at_label = self.x.gather(1, self.rows.classes[:, None])
         ids = torch.arange(self.x.shape[-1], device=self.x.device)
-        below = (self.x < at_label).sum(-1) + ((self.x == at_label) & (ids >= self._targets)).sum(-1)
+        below = (self.x < at_label).sum(-1) + ((self.x == at_label) & (ids >= self.rows.classes[:, None])).sum(-1)
         return (self.x.shape[-1] - below).int()
+
+    def top_ids(self, k: int) -> Tensor:
+        """Ids of the `k` largest logits, `(r, k)` int32, best first; torch.topk leaves the order of equal ones open."""
+        width = self.x.shape[-1]
+        ids = torch.arange(width, device=self.x.device)
+        found: list[Tensor] = []
+        last, last_value = ids.new_full((self.x.shape[0], 1), -1), None
+        for value in self.x.topk(k).values.T[..., None]:
+            after = last if last_value is None else torch.where(value == last_value, last, -1)
+            last = torch.where((self.x == value) & (ids > after), ids, width).amin(-1, keepdim=True)
+            last_value = value
+            found.append(last)
+        return torch.cat(found, -1).int()
 
     @cached_property
     def _dropped(self) -> Tensor | None:

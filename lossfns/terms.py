@@ -244,7 +244,9 @@ def _classes(terms: Iterable[Term], *more: int) -> int | None:
     """The one number of classes that weighted parts agree on."""
     numbers = {*more, *(getattr(term, "classes", None) for term in terms)} - {None}
     if len(numbers) > 1:
-        raise ValueError(f"the parts are weighted for different numbers of classes: {sorted(map(int, numbers))}")
+        raise ValueError(
+            f"the parts are weighted for different numbers of classes: {sorted(str(number) for number in numbers)}"
+        )
     return numbers.pop() if numbers else None
 
 
@@ -269,11 +271,13 @@ def parameters(term: Term, extras: Iterable[str] | None = None) -> tuple[str, ..
             )
         if parameter.default is not parameter.empty:
             if parameter.name in (*STATISTICS, "labels"):
-                raise TypeError(f"{name_of(term)} binds '{parameter.name}', which is measured for each item; drop its value")
+                raise TypeError(
+                    f"{name_of(term)} binds '{parameter.name}', which is measured for each item; drop its value"
+                )
         elif extras is not None and parameter.name not in known:
             raise TypeError(
-                f"{name_of(term)} asks for '{parameter.name}'; known here are {', '.join(sorted(known))}. An option needs a "
-                "default or a functools.partial; an extra tensor needs a dict of labels (lossfns.collators.with_extras)"
+                f"{name_of(term)} asks for '{parameter.name}'; known are {', '.join(sorted(known))}. An option needs a "
+                "default or a functools.partial, an extra tensor a dict of labels (collators.with_extras)"
             )
         else:
             names.append(parameter.name)

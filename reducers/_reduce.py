@@ -1,0 +1,101 @@
+"""What every reducer shares: find the logits, pair them with labels, put one value at each label's place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lossfns.alignment import IGNORED, Alignment, Selector, align, select_logits
+
+Logits = Tensor | Sequence[Any] | Mapping[str, Any]
+Labels = Tensor | Mapping[str, Tensor] | Sequence[Tensor] | None
+Reduced = Tensor | Mapping[str, Any]
+Reducer = Callable[[Logits, Labels], Any]
+
+SAFE_DTYPES = (torch.int32, torch.int64, torch.float32, torch.float64)
+
+
+def label_ids(labels: Labels) -> Tensor | None:
+    """The label ids out of what the Trainer hands over: a tensor, a dict with `labels`, or None."""
+    if isinstance(labels, Mapping):
+        return labels["labels"]
+    if labels is None or isinstance(labels, Tensor):
+        return labels
+    raise TypeError(
+        f"labels are a {type(labels).__name__} of {len(labels)}; a token-level reducer needs one tensor: pack them "
+        "into 'labels' in the collator and set TrainingArguments(label_names=['labels'])"
+    )
+
+
+def choose(
+    logits: Logits, labels: Labels, shift: int | None, select: Selector | None
+) -> tuple[Tensor, Tensor | None, int]:
+    """The logits, the label ids and the shift to use.
+
+    Raises:
+        ValueError: `(B, L, V)` logits without a shift.
+    """
+    ids = label_ids(labels)
+    found = select_logits(logits, ids, select)
+    if shift is None:
+        if found.ndim > 2:
+            raise ValueError(
+                f"logits of shape {tuple(found.shape)} need a shift: say shift=1 (causal language models) or shift=0 "
+                "(masked, token classification, seq2seq), as in partial(argmax, shift=1)"
+            )
+        shift = 0
+    return found, ids, shift
+
+
+def aligned_everywhere(logits: Tensor, labels: Tensor | None, shift: int) -> Alignment:
+    """Pair every position, labelled or not, with the logit that predicts it; without labels, as if of equal length."""
+    shape = logits.shape[:-1] if labels is None else labels.shape
+    return align(logits, torch.zeros(shape, dtype=torch.int32), shift=shift, ignore_index=IGNORED)
+
+
+def required(ids: Tensor | None, reducer: str) -> Tensor:
+    """The label ids, or ValueError where there are none."""
+    if ids is None:
+        raise ValueError(
+            f"{reducer} scores labels, but the batch has none (an unlabelled set?); argmax and top_k need none"
+        )
+    return ids
+
+
+def batch_rows(logits: Logits, labels: Labels) -> int:
+    """Samples in this batch, by the labels, or by the first tensor of the logits that has dimensions."""
+    for part in (labels, logits):
+        for item in part.values() if isinstance(part, Mapping) else [part] if isinstance(part, Tensor) else part or ():
+            if isinstance(item, Tensor) and item.ndim:
+                return item.shape[0]
+    raise ValueError("no tensor in the model's output: a model returning a plain tuple loses its logits; return a dict")
+
+
+def check_rows(name: str, reduced: Any, rows: int) -> None:
+    """Raise ValueError unless every tensor has the batch as its first dimension.
+
+    The Trainer cuts the first dimension to the rows of the dataset: anything else loses items without a word.
+    """
+    if isinstance(reduced, Mapping):
+        for key, value in reduced.items():
+            check_rows(f"{name}[{key!r}]", value, rows)
+    elif isinstance(reduced, (tuple, list)):
+        for place, value in enumerate(reduced):
+            check_rows(f"{name}[{place}]", value, rows)
+    elif not isinstance(reduced, Tensor):
+        raise TypeError(
+            f"{name} returned {type(reduced).__name__}; a reducer returns tensors, or dicts or tuples of them"
+        )
+    elif reduced.ndim == 0 or reduced.shape[0] != rows:
+        raise ValueError(
+            f"{name} returned shape {tuple(reduced.shape)} for a batch of {rows}: the first dimension must be the "
+            "batch. Keep (batch, ...) and mask by labels in the metric, or sum over each row; do not flatten or average"
+        )
+    elif reduced.dtype not in SAFE_DTYPES:
+        raise TypeError(
+            f"{name} returned {reduced.dtype}: padding with -100 and the conversion to NumPy corrupt it. Return int32, "
+            "int64, float32 or float64"
+        )
