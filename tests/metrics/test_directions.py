@@ -53,8 +53,15 @@ def test_a_users_metric_brings_its_own():
         best_model_kwargs("b_gain", build(a=OWN))
 
 
+def test_a_whole_name_goes_before_a_prefix_and_a_shorter_one():
+    metric = Metric(statistics=dict, score=dict, directions={"error": False, "no_error": True})
+    assert best_model_kwargs("no_error", metric)["greater_is_better"] is True
+    assert best_model_kwargs("other_error", metric)["greater_is_better"] is False
+
+
 def test_every_key_that_is_returned_has_a_direction():
-    scores = language_modeling()(evaluation(columns(samples(5)), [columns(samples(5))["nll"]][0]))
+    predictions = columns(samples(5))
+    scores = language_modeling()(evaluation(predictions, predictions["nll"]))
     assert len(scores) == len(language.DIRECTIONS)
     for key in scores:
         entry = "top_{k}_accuracy" if key == "top_5_accuracy" else key
