@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -94,7 +95,5 @@ def write(flat: Tensor, rows: Rows, block: Tensor) -> None:
 
 
 def _flattens(logits: Tensor) -> bool:
-    sizes, strides = logits.shape[:-1], logits.stride()[:-1]
-    return all(
-        strides[axis] == strides[axis + 1] * sizes[axis + 1] or sizes[axis] == 1 for axis in range(len(sizes) - 1)
-    )
+    leading = [pair for pair in zip(logits.shape[:-1], logits.stride()[:-1], strict=True) if pair[0] != 1]
+    return all(outer == size * stride for (_, outer), (size, stride) in pairwise(leading))

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._autograd import refuse_transforms
 from ._rows import Rows
 
 IGNORED = -100  # what the Trainer does not count, whatever a loss would like to ignore
@@ -78,18 +79,23 @@ def select_logits(
             raise ValueError(f"{_NO_LOGITS}. Keys of the output: {sorted(outputs)}; select= names another entry")
     else:
         found = _first_fitting(outputs, labels)
-    if not isinstance(found, Tensor):
-        raise TypeError(f"logits must be a tensor, not {type(found).__name__}")
-    if not found.is_floating_point():
+    return check_logits(found)
+
+
+def check_logits(logits: Any) -> Tensor:
+    """Return the logits, or raise TypeError where they are not a plain floating tensor."""
+    if not isinstance(logits, Tensor):
+        raise TypeError(f"logits must be a tensor, not {type(logits).__name__}")
+    if not logits.is_floating_point():
         raise TypeError(
-            f"expected logits, got {found.dtype} values of shape {tuple(found.shape)}: these are ids "
+            f"expected logits, got {logits.dtype} values of shape {tuple(logits.shape)}: these are ids "
             "(predict_with_generate, or an argmax taken earlier); pass logits, or use the metric on the ids directly"
         )
-    if hasattr(found, "full_tensor"):
+    if hasattr(logits, "full_tensor"):
         raise TypeError(
             "logits are a DTensor; call full_tensor() on them in the model, or gather them, before the loss"
         )
-    return found
+    return logits
 
 
 def _first_fitting(outputs: Any, labels: Tensor | None) -> Tensor:
@@ -163,15 +169,17 @@ def align(logits: Tensor, labels: Tensor, *, shift: int, ignore_index: int = IGN
     Raises:
         ValueError: shapes do not fit, logits are shorter than labels, or a label is out of range.
         TypeError: labels are not integers.
+        RuntimeError: under torch.func, vmap or forward mode.
     """
+    refuse_transforms(logits)
     _check_shapes(logits, labels, shift)
-    host = labels.detach().cpu()
+    host = labels.detach().cpu().long()  # uint8 would take 156 for -100
     extra = logits.shape[labels.ndim - 1] - labels.shape[-1]
     scored = host[..., shift:] != ignore_index
     lead, place = _lead_and_place(scored)
     positions = lead * labels.shape[-1] + place + shift
     rows = lead * (labels.shape[-1] + extra) + place + extra
-    targets = host.flatten()[positions].long()
+    targets = host.flatten()[positions]
     _check_range(targets, logits.shape[-1], ignore_index)
     moved = torch.stack([rows, positions, targets]).to(logits.device, non_blocking=True)
     return Alignment(Rows(rows, moved[0], moved[2]), moved[1], labels.shape)

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._autograd import autocast_off, refuse_second_order, refuse_transforms, uncompiled
+from ._autograd import autocast_off, refuse_second_order, uncompiled
 from ._rows import Rows, compute_dtype, read, rows_per_chunk, write
-from .alignment import IGNORED, align
+from .alignment import IGNORED, align, check_logits
 
 DIFFERENTIABLE = ("log_prob", "log_normalizer", "mean_logit", "entropy")
 DISCRETE = ("rank", "top_id")
@@ -65,7 +65,7 @@ def token_statistics(
         tensor([0.3653, 0.6931])
     """
     check_fields(fields)
-    pairs = align(logits, labels, shift=shift, ignore_index=ignore_index)
+    pairs = align(check_logits(logits), labels, shift=shift, ignore_index=ignore_index)
     measured = row_statistics(logits, pairs.rows, fields)
     scored = torch.ones_like(pairs.positions, dtype=torch.bool)
     return {name: pairs.scatter(values) for name, values in measured.items()} | {"valid": pairs.scatter(scored, False)}
@@ -73,9 +73,10 @@ def token_statistics(
 
 def check_fields(fields: Sequence[str]) -> None:
     """Raise ValueError unless `fields` are names of statistics."""
-    unknown = [name for name in fields if name not in (*DIFFERENTIABLE, *DISCRETE)]
-    if unknown or isinstance(fields, str):
-        raise ValueError(f"unknown fields {unknown or fields!r}; known are {', '.join((*DIFFERENTIABLE, *DISCRETE))}")
+    if isinstance(fields, str) or not {*DIFFERENTIABLE, *DISCRETE}.issuperset(fields):
+        raise ValueError(
+            f"fields must be a sequence of names out of {', '.join((*DIFFERENTIABLE, *DISCRETE))}; got {fields!r}"
+        )
 
 
 def row_statistics(
@@ -85,7 +86,6 @@ def row_statistics(
 
     With `overwrite_logits` the backward pass writes the gradient over the logits' storage and empties them.
     """
-    refuse_transforms(logits)
     values = _RowStatistics.apply(logits, rows, tuple(fields), overwrite_logits)  # type: ignore[no-untyped-call]
     return dict(zip(fields, values, strict=True))
 
@@ -138,8 +138,8 @@ def gradient_room(logits: Tensor, rows: Rows, storage: Tensor | None = None) -> 
 
 def check_overwritable(logits: Tensor) -> None:
     """Raise ValueError, with the reason, where a gradient must not be written over the logits' storage."""
-    if logits.is_leaf:
-        reason = "they are a leaf: its values are yours, not a model's intermediate result"
+    if logits.is_leaf or (logits._base is not None and logits._base.is_leaf):
+        reason = "they are a leaf, or a view of one: its values are yours, not a model's intermediate result"
     elif not logits.is_contiguous() or logits.untyped_storage().nbytes() != logits.numel() * logits.dtype.itemsize:
         reason = "they do not fill a storage of their own: others read the same memory"
     else:
@@ -234,11 +234,12 @@ class Block:
         """Ids of the `k` largest logits, `(r, k)` int32, best first; torch.topk leaves the order of equal ones open."""
         width = self.x.shape[-1]
         ids = torch.arange(width, device=self.x.device)
+        x = self.x.masked_fill(self.x.isnan(), torch.inf)  # first, as for argmax; NaN equals nothing
         found: list[Tensor] = []
         last, last_value = ids.new_full((self.x.shape[0], 1), -1), None
-        for value in self.x.topk(k).values.T[..., None]:
+        for value in x.topk(k).values.T[..., None]:
             after = last if last_value is None else torch.where(value == last_value, last, -1)
-            last = torch.where((self.x == value) & (ids > after), ids, width).amin(-1, keepdim=True)
+            last = torch.where((x == value) & (ids > after), ids, width).amin(-1, keepdim=True)
             last_value = value
             found.append(last)
         return torch.cat(found, -1).int()

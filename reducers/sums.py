@@ -40,8 +40,8 @@ def sample_sums(
     Returns:
         `(B,)` float64 tensors (float32 where the device has no float64) by name:
         `nll` (nats), `tokens` (scored labels), `correct` (the largest logit is the label's; among equals the
-        smaller id), `all_correct` (1 where a sample has labels and all are correct), `correct_top_{k}`,
-        `entropy` (nats).
+        smaller id; never where a logit is NaN), `all_correct` (1 where a sample has labels and all are correct),
+        `correct_top_{k}`, `entropy` (nats).
 
     Raises:
         ValueError: no labels, no shift, `k` below 1, logits that do not fit the labels, a label out of range.
@@ -58,9 +58,10 @@ def sample_sums(
     pairs = align(found, required(ids, "sample_sums"), shift=shift)
     fields = ("log_prob", "rank" if best else "top_id", *(("entropy",) if entropy else ()))
     measured = row_statistics(found, pairs.rows, fields)
-    hit = measured["rank"] == 0 if best else measured["top_id"].eq(pairs.rows.classes)
+    sound = ~measured["log_prob"].isnan()
+    hit = (measured["rank"] == 0 if best else measured["top_id"].eq(pairs.rows.classes)) & sound
     items = {"nll": -measured["log_prob"], "tokens": torch.ones_like(measured["log_prob"]), "correct": hit}
-    items |= {f"correct_top_{k}": measured["rank"] < k for k in best}
+    items |= {f"correct_top_{k}": (measured["rank"] < k) & sound for k in best}
     items |= {"entropy": measured["entropy"]} if entropy else {}
     dtype = accumulator_dtype(found.device)
     table = pairs.shape[0], pairs.shape[1:].numel()
