@@ -1,7 +1,7 @@
 """What an evaluation in the stock Trainer keeps and what it peaks at: 512 x 128 tokens, a tiny body, V 49,152.
 
 With nothing configured the Trainer keeps every logit. Where that needs more than `MEASURED_UP_TO` bytes its row is
-computed from the same evaluation of fewer samples, and marked so.
+computed from two evaluations of fewer samples, and marked so.
 """
 
 import tempfile
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers import LlamaConfig, LlamaForCausalLM, PrinterCallback, Trainer, TrainingArguments
 
 from lossfns import causal_lm_loss
 from metrics import build, language_modeling
@@ -113,6 +113,7 @@ def make_model(sizes: Sizes, device: str) -> LlamaForCausalLM:
         num_hidden_layers=1,
         num_attention_heads=2,
         max_position_embeddings=sizes.length,
+        tie_word_embeddings=True,  # it repeats the token it reads, which is right now and then
     )
     return LlamaForCausalLM(config).to(device)
 
@@ -151,6 +152,7 @@ def measure(setup: Setup, model: LlamaForCausalLM, sizes: Sizes, samples: int, d
             compute_metrics=compute_metrics,
             **setup.trainer,
         )
+        trainer.remove_callback(PrinterCallback)
         found: dict[str, float] = {}
         counted = count(lambda: found.update(trainer.evaluate()), device)
     return {"setup": setup.name, "samples": samples, "kept": handed_over, **counted, "computed": False} | {
@@ -192,11 +194,13 @@ def size_of(predictions: Any) -> int:
     return int(predictions.nbytes)
 
 
-def scaled_up(row: Row, samples: int) -> Row:
-    """The row of a setup that keeps every logit, for more samples: each of its figures grows with them."""
-    factor = samples / row["samples"]
-    figures = {name: round(factor * row[name]) for name in ("kept", "peak", "resident")}
-    return {"setup": row["setup"], "samples": samples, **figures, "computed": True}
+def extrapolated(smaller: Row, larger: Row, samples: int) -> Row:
+    """The row for more samples, on the line through two measured ones: what does not grow with samples stays."""
+    steps = (samples - larger["samples"]) / (larger["samples"] - smaller["samples"])
+    figures = {
+        name: round(larger[name] + steps * (larger[name] - smaller[name])) for name in ("kept", "peak", "resident")
+    }
+    return {"setup": larger["setup"], "samples": samples, **figures, "computed": True}
 
 
 def run(*, quick: bool, device: str) -> list[Row]:
@@ -207,9 +211,11 @@ def run(*, quick: bool, device: str) -> list[Row]:
     for setup in SETUPS:
         harness.progress(f"evaluation: {setup.name}")
         # While they are joined, the logits exist twice.
-        too_large = setup.keeps_logits and 2 * logits_bytes > MEASURED_UP_TO
-        row = measure(setup, model, sizes, sizes.few if too_large else sizes.samples, device)
-        rows += [row, scaled_up(row, sizes.samples)] if too_large else [row]
+        if setup.keeps_logits and 2 * logits_bytes > MEASURED_UP_TO:
+            few = [measure(setup, model, sizes, samples, device) for samples in (sizes.few // 2, sizes.few)]
+            rows += [*few, extrapolated(*few, sizes.samples)]
+        else:
+            rows.append(measure(setup, model, sizes, sizes.samples, device))
     case = {"tokens": sizes.length, "vocabulary": sizes.vocabulary, "logits_bytes": logits_bytes}
     return [{**row, **case} for row in rows]
 
@@ -222,7 +228,7 @@ def report(results: Sequence[Result]) -> str:
         "## Evaluation: what the stock Trainer keeps",
         "*Kept*: the largest predictions handed to `compute_metrics`. *Peak*: of live tensor bytes above the start. "
         "*Process*: of the resident set (GPU: of allocated memory); it alone sees the NumPy arrays that "
-        "`eval_accumulation_steps` fills. *Computed* rows are scaled from the measured row above them.",
+        "`eval_accumulation_steps` fills. *Computed* rows continue the line through the two measured rows above them.",
     ]
     for result in results:
         parts += [f"### {harness.title(result)}", harness.provenance(result)]

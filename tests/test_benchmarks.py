@@ -268,7 +268,7 @@ def test_what_the_trainer_keeps(evaluation_rows):
 def test_all_setups_evaluate_the_same_model(evaluation_rows):
     accuracies = [row["token_accuracy"] for row in evaluation_rows if row["setup"] != evaluation.FORWARD]
     assert accuracies == pytest.approx([accuracies[0]] * len(evaluation.SETUPS), abs=1e-12)
-    assert 0 <= accuracies[0] < 1
+    assert 0 < accuracies[0] < 1
 
 
 def test_the_forward_passes_hold_one_batch_of_logits(evaluation_rows):
@@ -277,10 +277,22 @@ def test_the_forward_passes_hold_one_batch_of_logits(evaluation_rows):
     assert logits <= row["peak"] <= 1.1 * logits
 
 
-def test_scaled_rows_are_marked_and_grow_with_the_samples():
-    row = {"setup": "x", "samples": 4, "kept": 10, "peak": 20, "resident": 30, "computed": False, "perplexity": 2.0}
-    expected = {"setup": "x", "samples": 8, "kept": 20, "peak": 40, "resident": 60, "computed": True}
-    assert evaluation.scaled_up(row, 8) == expected
+def test_computed_rows_are_marked_and_grow_only_where_the_measured_ones_did():
+    smaller = {"setup": "x", "samples": 4, "kept": 40, "peak": 7, "resident": 100, "computed": False}
+    larger = {"setup": "x", "samples": 8, "kept": 80, "peak": 7, "resident": 180, "computed": False}
+    expected = {"setup": "x", "samples": 16, "kept": 160, "peak": 7, "resident": 340, "computed": True}
+    assert evaluation.extrapolated(smaller, larger, 16) == expected
+
+
+def test_what_would_not_fit_is_computed_as_it_would_be_measured():
+    """The computed bytes equal those that a full measurement found."""
+    quick = evaluation.QUICK
+    model = evaluation.make_model(quick, "cpu")
+    for setup in evaluation.SETUPS[:2]:
+        smaller, larger, all_of_them = (evaluation.measure(setup, model, quick, count, "cpu") for count in (4, 6, 8))
+        computed = evaluation.extrapolated(smaller, larger, 8)
+        assert computed["kept"] == all_of_them["kept"]
+        assert computed["peak"] == pytest.approx(all_of_them["peak"], rel=0.02)
 
 
 def test_the_evaluation_report(evaluation_rows):
