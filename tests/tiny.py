@@ -7,7 +7,6 @@ learning rate of 1 and no clipping, so that parameters before minus after is the
 import gc
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -381,12 +380,11 @@ def run_distributed(job: str | Callable[[], Any], nproc: int = 2, *, timeout: fl
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        start_new_session=True,
     )
     try:
         output, _ = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
+        process.terminate()  # torchrun then ends its ranks, which a kill would leave running
         raise AssertionError(f"{nproc} ranks did not finish in {timeout} s:\n{process.communicate()[0]}") from None
     assert process.returncode == 0, output
     return [json.loads((folder / str(rank)).read_text()) for rank in range(nproc)]

@@ -45,6 +45,19 @@ def anything(outputs: Any, labels: Any = None, num_items_in_batch: Any = None) -
     return next(value for value in outputs.values() if torch.is_tensor(value) and value.dim()).mean()
 
 
+def without_logits(model: torch.nn.Module) -> torch.nn.Module:
+    """`model` with a pre-hook that keeps the vocabulary to one position a row, as the hidden-state source does."""
+    flags = {"logits_to_keep": 1, "output_hidden_states": True}
+    model.register_forward_pre_hook(lambda module, args, kwargs: (args, kwargs | flags), with_kwargs=True)
+    return model
+
+
+def by_head(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any, *, head: torch.nn.Module) -> torch.Tensor:
+    """`summed`, with the logits made by the head from the last hidden state."""
+    assert outputs["logits"].shape[1] == 1
+    return summed({"logits": head(outputs["hidden_states"][-1])}, labels, num_items_in_batch)
+
+
 # --- recorders -------------------------------------------------------------------------------------------------------
 
 

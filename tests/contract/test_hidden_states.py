@@ -12,7 +12,18 @@ import torch.nn.functional as F
 import transformers
 
 from tests import tiny
-from tests.contract.probes import LossSpy, MetricSpy, ReducerSpy, anything, mean, shapes, since, summed
+from tests.contract.probes import (
+    LossSpy,
+    MetricSpy,
+    ReducerSpy,
+    anything,
+    by_head,
+    mean,
+    shapes,
+    since,
+    summed,
+    without_logits,
+)
 
 ROWS = tiny.lm_rows(8)
 SOFTCAP, SCALE, SCALING = 2.0, 0.25, 4.0  # as in tests.tiny
@@ -100,19 +111,6 @@ def test_14_logits_to_keep_is_no_argument_of_every_model():
 
 
 # --- 14: a loss without logits ---------------------------------------------------------------------------------------
-
-
-def without_logits(model):
-    """A pre-hook that keeps the vocabulary to one position a row, as the source does."""
-    flags = {"logits_to_keep": 1, "output_hidden_states": True}
-    model.register_forward_pre_hook(lambda module, args, kwargs: (args, kwargs | flags), with_kwargs=True)
-    return model
-
-
-def by_head(outputs, labels, num_items_in_batch, *, head):
-    """The sum over the window's count, with the logits made from the last hidden state."""
-    assert outputs["logits"].shape[1] == 1
-    return summed({"logits": head(outputs["hidden_states"][-1])}, labels, num_items_in_batch)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""How `compute_loss_func` is called and what happens to the tensor it returns (items 0 to 2, 7 to 9, 11 to 13).
+"""How `compute_loss_func` is called and what happens to the tensor it returns (items 0 to 2 and 7 to 13).
 
 Each docstring says why this project relies on the fact.
 """
@@ -15,6 +15,7 @@ from tests.contract.probes import (
     ReducerSpy,
     anything,
     even_rows,
+    items,
     mean,
     mean_gradient,
     nll_sum,
@@ -220,6 +221,26 @@ def test_28_a_nan_loss_is_logged_as_zero():
     trainer = tiny.trainer(tiny.model("gpt2"), ROWS, undefined)
     trainer.train()
     assert tiny.logged(trainer) == [0.0]
+
+
+# --- 10: more than one term ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+def test_10_an_auxiliary_term_is_weighted_by_its_share(weighted):
+    """By the share of the items its coefficient is the same for any window; alone it is taken once a micro-batch."""
+    values = []
+
+    def balance(outputs, labels, num_items_in_batch=None):
+        values.append(outputs["aux_loss"].item())
+        share = items(labels) / num_items_in_batch if weighted else 1
+        return outputs["aux_loss"] * share
+
+    trainer = tiny.trainer(tiny.model("mixtral", output_router_logits=True), ROWS, balance, **accumulated(4))
+    trainer.train()
+    (found,) = tiny.logged(trainer)
+    assert (min(values) < found < max(values)) is weighted
+    assert (found == pytest.approx(sum(values), abs=1e-3)) is not weighted
 
 
 # --- 11: dtypes ------------------------------------------------------------------------------------------------------
