@@ -1,5 +1,6 @@
 """Losses for the stock Trainer's `compute_loss_func`, and the terms and statistics they are made of."""
 
+from .hidden import head_token_statistics, hidden_states
 from .language import causal_lm_loss, masked_lm_loss, seq2seq_lm_loss
 from .statistics import token_statistics
 from .terms import (
@@ -20,6 +21,8 @@ __all__ = [
     "class_weighted",
     "cross_entropy",
     "focal",
+    "head_token_statistics",
+    "hidden_states",
     "masked_lm_loss",
     "poly1",
     "seq2seq_lm_loss",

@@ -52,3 +52,11 @@ def graph_is_kept() -> bool:
     """Inside a backward: may the graph be used again (retain_graph=True)? True where torch cannot tell."""
     ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
     return True if ask is None else bool(ask())
+
+
+def hand_over(gradient: Tensor, upstream: Tensor, *, again: bool = True) -> Tensor:
+    """Inside a backward: a kept gradient times the upstream one, in place unless the graph is kept for use `again`."""
+    if again and graph_is_kept():
+        return gradient * upstream.to(gradient.dtype)
+    # Reading the factor anywhere but on a CPU would wait for the device.
+    return gradient if upstream.is_cpu and upstream.item() == 1.0 else gradient.mul_(upstream)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._autograd import autocast_off, graph_is_kept, refuse_second_order, refuse_transforms
+from ._autograd import autocast_off, hand_over, refuse_second_order, refuse_transforms
 from ._rows import Rows, compute_dtype, write
 from .alignment import Alignment
 from .normalization import divide
@@ -136,8 +136,4 @@ class _TermLoss(torch.autograd.Function):
             )
         (gradient,) = ctx.saved_tensors
         ctx.spent = ctx.overwritten
-        if graph_is_kept() and not ctx.overwritten:
-            return gradient * upstream.to(gradient.dtype), None, None, None, None
-        if not (upstream.is_cpu and upstream.item() == 1.0):  # reading it elsewhere would wait for the device
-            gradient.mul_(upstream)
-        return gradient, None, None, None, None
+        return hand_over(gradient, upstream, again=not ctx.overwritten), None, None, None, None

@@ -153,7 +153,9 @@ class Alignment:
         return out.index_put((self.positions,), values).view(self.shape)
 
 
-def align(logits: Tensor, labels: Tensor, *, shift: int, ignore_index: int = IGNORED) -> Alignment:
+def align(
+    logits: Tensor, labels: Tensor, *, shift: int, ignore_index: int = IGNORED, padded: bool = False
+) -> Alignment:
     """Pair every label that counts with the logit row that predicts it.
 
     The label at position `i` is predicted by the logit at `i - shift`. Logits may be longer than the labels by a
@@ -165,6 +167,7 @@ def align(logits: Tensor, labels: Tensor, *, shift: int, ignore_index: int = IGN
         labels: integer `(B, S)`, or `(B,)`.
         shift: 1 for causal models, 0 where the logit stands at its own label.
         ignore_index: the label that does not count.
+        padded: labels may be longer on the right by ignored ones (padding across ranks).
 
     Raises:
         ValueError: shapes do not fit, logits are shorter than labels, or a label is out of range.
@@ -172,13 +175,15 @@ def align(logits: Tensor, labels: Tensor, *, shift: int, ignore_index: int = IGN
         RuntimeError: under torch.func, vmap or forward mode.
     """
     refuse_transforms(logits)
-    _check_shapes(logits, labels, shift)
     host = labels.detach().cpu().long()  # uint8 would take 156 for -100
-    extra = logits.shape[labels.ndim - 1] - labels.shape[-1]
+    length = logits.shape[labels.ndim - 1] if labels.ndim else 0
+    unpadded = padded and labels.ndim and bool((host[..., length:] == ignore_index).all())
+    _check_shapes(logits, labels[..., :length] if unpadded else labels, shift)
+    extra = max(0, length - labels.shape[-1])
     scored = host[..., shift:] != ignore_index
     lead, place = _lead_and_place(scored)
     positions = lead * labels.shape[-1] + place + shift
-    rows = lead * (labels.shape[-1] + extra) + place + extra
+    rows = lead * length + place + extra
     targets = host.flatten()[positions]
     _check_range(targets, logits.shape[-1], ignore_index)
     moved = torch.stack([rows, positions, targets]).to(logits.device, non_blocking=True)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
 from ._autograd import uncompiled
-from ._term_loss import bind, term_loss
-from .alignment import Selector, align, select_logits, split_labels
+from ._term_loss import bind
+from .alignment import Selector, align, split_labels
+from .hidden import HiddenStates
 from .normalization import NumItems, item_count
+from .sources import open_source
 from .terms import Term, cross_entropy
 
 Outputs = Tensor | Mapping[str, Any] | Sequence[Any]
 Labels = Tensor | Mapping[str, Tensor]
-Normalize = Literal["tokens", "weights"]
 
 
 def causal_lm_loss(
@@ -26,6 +27,7 @@ def causal_lm_loss(
     term: Term = cross_entropy,
     shift: int = 1,
     select: Selector | None = None,
+    source: HiddenStates | None = None,
     overwrite_logits: bool = False,
 ) -> Tensor:
     """Mean of a term over the next tokens of a causal language model, exact under gradient accumulation and processes.
@@ -38,6 +40,7 @@ def causal_lm_loss(
         term: what is minimised a token.
         shift: the label at `i` is predicted by the logit at `i - shift`.
         select: a function of `outputs` that picks the logits.
+        source: `hidden_states(model)`: read hidden states and head instead of logits, which then never exist.
         overwrite_logits: write the gradient over the logits and empty them: no memory beside the logits themselves, and
             nobody can read them afterwards. Only while a gradient is recorded; evaluation keeps its logits.
 
@@ -56,7 +59,16 @@ def causal_lm_loss(
         >>> causal_lm_loss({"logits": logits}, labels)
         tensor(1.3863)
     """
-    return token_loss(outputs, labels, num_items_in_batch, term, shift, select, overwrite_logits)
+    return token_loss(
+        outputs,
+        labels,
+        num_items_in_batch,
+        term,
+        shift,
+        select=select,
+        source=source,
+        overwrite_logits=overwrite_logits,
+    )
 
 
 def masked_lm_loss(
@@ -66,6 +78,7 @@ def masked_lm_loss(
     *,
     term: Term = cross_entropy,
     select: Selector | None = None,
+    source: HiddenStates | None = None,
     overwrite_logits: bool = False,
 ) -> Tensor:
     """Mean of a term over the masked tokens of an encoder: `causal_lm_loss` with the logit at its own label (shift 0).
@@ -75,7 +88,9 @@ def masked_lm_loss(
         >>> masked_lm_loss(torch.zeros(1, 3, 4), torch.tensor([[-100, 2, -100]]))
         tensor(1.3863)
     """
-    return token_loss(outputs, labels, num_items_in_batch, term, 0, select, overwrite_logits)
+    return token_loss(
+        outputs, labels, num_items_in_batch, term, 0, select=select, source=source, overwrite_logits=overwrite_logits
+    )
 
 
 def seq2seq_lm_loss(
@@ -85,6 +100,7 @@ def seq2seq_lm_loss(
     *,
     term: Term = cross_entropy,
     select: Selector | None = None,
+    source: HiddenStates | None = None,
     overwrite_logits: bool = False,
 ) -> Tensor:
     """Mean of a term over the target tokens of an encoder-decoder, whose decoder inputs are shifted and logits are not.
@@ -97,7 +113,9 @@ def seq2seq_lm_loss(
         >>> seq2seq_lm_loss(torch.zeros(1, 2, 4), torch.tensor([[3, 1]]))
         tensor(1.3863)
     """
-    return token_loss(outputs, labels, num_items_in_batch, term, 0, select, overwrite_logits)
+    return token_loss(
+        outputs, labels, num_items_in_batch, term, 0, select=select, source=source, overwrite_logits=overwrite_logits
+    )
 
 
 @uncompiled
@@ -107,13 +125,15 @@ def token_loss(
     num_items_in_batch: NumItems,
     term: Term,
     shift: int,
-    select: Selector | None,
-    overwrite_logits: bool,
+    *,
+    select: Selector | None = None,
+    source: HiddenStates | None = None,
+    overwrite_logits: bool = False,
 ) -> Tensor:
     """What every loss of one class id an item shares: choose, align, bind, measure, divide."""
     ids, extras = split_labels(labels)
-    logits = select_logits(outputs, ids, select)
-    pairs = align(logits, ids, shift=shift)
-    count = item_count(num_items_in_batch, len(pairs.rows), logits.device)
-    bound = bind(term, pairs, extras, logits.shape[-1])
-    return term_loss(logits, pairs.rows, bound, count, overwrite_logits=overwrite_logits)
+    opened = open_source(outputs, ids, select, source)
+    pairs = align(opened.like, ids, shift=shift, padded=opened.padded)
+    count = item_count(num_items_in_batch, len(pairs.rows), opened.like.device)
+    bound = bind(term, pairs, extras, opened.like.shape[-1])
+    return opened.loss(pairs.rows, bound, count, overwrite_logits=overwrite_logits)

@@ -122,6 +122,13 @@ class _RowStatistics(torch.autograd.Function):
         return gradient, None, None, None
 
 
+@torch.no_grad()
+def top_ids(logits: Tensor, rows: Rows, k: int) -> Tensor:
+    """Ids of the `k` largest logits of every row, `(n, k)` int32, best first; among equals the smaller id first."""
+    found = [block.top_ids(k) for block in blocks(logits, rows)]
+    return torch.cat(found) if found else torch.empty(0, k, dtype=torch.int32, device=logits.device)
+
+
 def join(parts: Sequence[Tensor], name: str, logits: Tensor) -> Tensor:
     """Concatenate what the blocks measured; no block gives an empty tensor of the right dtype."""
     if parts:

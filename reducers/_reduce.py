@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lossfns.alignment import IGNORED, Alignment, Selector, align, select_logits
+from lossfns.alignment import IGNORED, Alignment, Selector, align
+from lossfns.hidden import HiddenStates
+from lossfns.sources import Source, open_source
 
 Logits = Tensor | Sequence[Any] | Mapping[str, Any]
 Labels = Tensor | Mapping[str, Tensor] | Sequence[Tensor] | None
@@ -30,38 +32,49 @@ def label_ids(labels: Labels) -> Tensor | None:
     )
 
 
-def choose(
-    logits: Logits, labels: Labels, shift: int | None, select: Selector | None
-) -> tuple[Tensor, Tensor | None, int]:
-    """The logits, the label ids and the shift to use.
+def pair(
+    logits: Logits,
+    labels: Labels,
+    shift: int | None,
+    select: Selector | None,
+    source: HiddenStates | None,
+    *,
+    scorer: str | None = None,
+) -> tuple[Source, Alignment]:
+    """Open the source of the logits and pair its rows with labels.
+
+    Args:
+        logits: what the Trainer hands over.
+        labels: what the Trainer hands over.
+        shift: the label at `i` is predicted by the logit at `i - shift`.
+        select: a function that picks the logits.
+        source: hidden states instead of logits.
+        scorer: name of a reducer that scores labels; None pairs every position, labelled or not.
 
     Raises:
-        ValueError: `(B, L, V)` logits without a shift.
+        ValueError: `(B, L, V)` logits without a shift, or no labels where they are scored.
     """
     ids = label_ids(labels)
-    found = select_logits(logits, ids, select)
-    if shift is None:
-        if found.ndim > 2:
-            raise ValueError(
-                f"logits of shape {tuple(found.shape)} need a shift: say shift=1 (causal language models) or shift=0 "
-                "(masked, token classification, seq2seq), as in partial(argmax, shift=1)"
-            )
-        shift = 0
-    return found, ids, shift
-
-
-def aligned_everywhere(logits: Tensor, labels: Tensor | None, shift: int) -> Alignment:
-    """Pair every position, labelled or not, with the logit that predicts it; without labels, as if of equal length."""
-    shape = logits.shape[:-1] if labels is None else labels.shape
-    return align(logits, torch.zeros(shape, dtype=torch.int32), shift=shift, ignore_index=IGNORED)
-
-
-def required(ids: Tensor | None, reducer: str) -> Tensor:
-    """The label ids, or ValueError where there are none."""
-    if ids is None:
+    if scorer is not None and ids is None:
         raise ValueError(
-            f"{reducer} scores labels, but the batch has none (an unlabelled set?); argmax and top_k need none"
+            f"{scorer} scores labels, but the batch has none (an unlabelled set?); argmax and top_k need none"
         )
+    opened = open_source(logits, ids, select, source)
+    if shift is None and opened.like.ndim > 2:
+        raise ValueError(
+            f"logits of shape {tuple(opened.like.shape)} need a shift: say shift=1 (causal language models) or shift=0 "
+            "(masked, token classification, seq2seq), as in partial(argmax, shift=1)"
+        )
+    if scorer is None or ids is None:
+        ids = _everywhere(opened.like, ids)
+    return opened, align(opened.like, ids, shift=shift or 0, padded=opened.padded)
+
+
+def _everywhere(logits: Tensor, labels: Tensor | None) -> Tensor:
+    """Labels that score every position a logit may predict; without labels, as many as there are logits."""
+    shape = logits.shape[:-1] if labels is None else labels.shape
+    ids = torch.zeros(shape, dtype=torch.int32)
+    ids[..., logits.shape[len(shape) - 1] :] = IGNORED
     return ids
 
 

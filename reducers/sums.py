@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lossfns.alignment import Selector, align
+from lossfns.alignment import Selector
+from lossfns.hidden import HiddenStates
 from lossfns.normalization import accumulator_dtype
-from lossfns.statistics import row_statistics
 
-from ._reduce import Labels, Logits, choose, required
+from ._reduce import Labels, Logits, pair
 
 
 @torch.no_grad()
@@ -23,6 +23,7 @@ def sample_sums(
     top_k: int | Sequence[int] = (),
     entropy: bool = False,
     select: Selector | None = None,
+    source: HiddenStates | None = None,
 ) -> dict[str, Tensor]:
     """Sums over the scored labels of each sample, from which perplexity and accuracies follow exactly.
 
@@ -36,6 +37,7 @@ def sample_sums(
         top_k: also count labels among the `k` best logits, for one or several `k`.
         entropy: also sum the entropy of the prediction.
         select: a function that picks the logits.
+        source: `hidden_states(model)`: read hidden states and head, the logits never exist.
 
     Returns:
         `(B,)` float64 tensors (float32 where the device has no float64) by name:
@@ -54,16 +56,15 @@ def sample_sums(
     best = (top_k,) if isinstance(top_k, int) else tuple(top_k)
     if any(k < 1 for k in best):
         raise ValueError(f"top_k must be at least 1, got {top_k}")
-    found, ids, shift = choose(logits, labels, shift, select)
-    pairs = align(found, required(ids, "sample_sums"), shift=shift)
+    opened, pairs = pair(logits, labels, shift, select, source, scorer="sample_sums")
     fields = ("log_prob", "rank" if best else "top_id", *(("entropy",) if entropy else ()))
-    measured = row_statistics(found, pairs.rows, fields)
+    measured = opened.statistics(pairs.rows, fields)
     sound = ~measured["log_prob"].isnan()
     hit = (measured["rank"] == 0 if best else measured["top_id"].eq(pairs.rows.classes)) & sound
     items = {"nll": -measured["log_prob"], "tokens": torch.ones_like(measured["log_prob"]), "correct": hit}
     items |= {f"correct_top_{k}": (measured["rank"] < k) & sound for k in best}
     items |= {"entropy": measured["entropy"]} if entropy else {}
-    dtype = accumulator_dtype(found.device)
+    dtype = accumulator_dtype(opened.like.device)
     table = pairs.shape[0], pairs.shape[1:].numel()
     sums = {name: pairs.scatter(values.to(dtype)).reshape(table).sum(-1) for name, values in items.items()}
     return sums | {"all_correct": ((sums["tokens"] > 0) & (sums["correct"] == sums["tokens"])).to(dtype)}

@@ -5,14 +5,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lossfns.alignment import IGNORED, Selector, align
-from lossfns.statistics import blocks, row_statistics
+from lossfns.alignment import IGNORED, Selector
+from lossfns.hidden import HiddenStates
 
-from ._reduce import Labels, Logits, aligned_everywhere, choose, required
+from ._reduce import Labels, Logits, pair
 
 
 @torch.no_grad()
-def argmax(logits: Logits, labels: Labels, *, shift: int | None = None, select: Selector | None = None) -> Tensor:
+def argmax(
+    logits: Logits,
+    labels: Labels,
+    *,
+    shift: int | None = None,
+    select: Selector | None = None,
+    source: HiddenStates | None = None,
+) -> Tensor:
     """Id of the largest logit for every label; among equal logits the smaller id.
 
     Args:
@@ -20,6 +27,7 @@ def argmax(logits: Logits, labels: Labels, *, shift: int | None = None, select: 
         labels: `(B, S)`, `(B,)`, a dict with `labels`, or None.
         shift: 1 for causal models, 0 for all others; no default for `(B, L, V)` logits.
         select: a function that picks the logits.
+        source: `hidden_states(model)`: read hidden states and head, the logits never exist.
 
     Returns:
         int32 of the labels' shape: position `i` is the prediction for label `i`, -100 where no logit predicts it.
@@ -32,14 +40,19 @@ def argmax(logits: Logits, labels: Labels, *, shift: int | None = None, select: 
         >>> argmax(torch.tensor([[[0.0, 1.0], [2.0, 0.0]]]), torch.tensor([[1, 1]]), shift=1)
         tensor([[-100,    1]], dtype=torch.int32)
     """
-    found, ids, shift = choose(logits, labels, shift, select)
-    pairs = aligned_everywhere(found, ids, shift)
-    return pairs.scatter(row_statistics(found, pairs.rows, ("top_id",))["top_id"], IGNORED)
+    opened, pairs = pair(logits, labels, shift, select, source)
+    return pairs.scatter(opened.statistics(pairs.rows, ("top_id",))["top_id"], IGNORED)
 
 
 @torch.no_grad()
 def top_k(
-    logits: Logits, labels: Labels, *, k: int, shift: int | None = None, select: Selector | None = None
+    logits: Logits,
+    labels: Labels,
+    *,
+    k: int,
+    shift: int | None = None,
+    select: Selector | None = None,
+    source: HiddenStates | None = None,
 ) -> Tensor:
     """Ids of the `k` largest logits for every label, best first; among equal logits the smaller id first.
 
@@ -49,6 +62,7 @@ def top_k(
         k: how many, 1 to the number of classes.
         shift: as for `argmax`.
         select: as for `argmax`.
+        source: as for `argmax`.
 
     Returns:
         int32 `(*labels.shape, k)`, -100 where no logit predicts the label.
@@ -61,20 +75,22 @@ def top_k(
         >>> top_k(torch.tensor([[0.0, 3.0, 3.0]]), None, k=2)
         tensor([[1, 2]], dtype=torch.int32)
     """
-    found, ids, shift = choose(logits, labels, shift, select)
-    if not 1 <= k <= found.shape[-1]:
-        raise ValueError(f"k must be between 1 and the {found.shape[-1]} classes of the logits, got {k}")
-    pairs = aligned_everywhere(found, ids, shift)
-    best = [block.top_ids(k) for block in blocks(found, pairs.rows)]
-    out = torch.full((pairs.shape.numel(), k), IGNORED, dtype=torch.int32, device=found.device)
-    if best:
-        out[pairs.positions] = torch.cat(best)
+    opened, pairs = pair(logits, labels, shift, select, source)
+    if not 1 <= k <= opened.like.shape[-1]:
+        raise ValueError(f"k must be between 1 and the {opened.like.shape[-1]} classes of the logits, got {k}")
+    out = torch.full((pairs.shape.numel(), k), IGNORED, dtype=torch.int32, device=opened.like.device)
+    out[pairs.positions] = opened.top_ids(pairs.rows, k)
     return out.view(*pairs.shape, k)
 
 
 @torch.no_grad()
 def token_log_probs(
-    logits: Logits, labels: Labels, *, shift: int | None = None, select: Selector | None = None
+    logits: Logits,
+    labels: Labels,
+    *,
+    shift: int | None = None,
+    select: Selector | None = None,
+    source: HiddenStates | None = None,
 ) -> Tensor:
     """Log-probability of every label.
 
@@ -83,6 +99,7 @@ def token_log_probs(
         labels: `(B, S)` or `(B,)` ids, -100 where nothing is scored, or a dict with `labels`.
         shift: as for `argmax`.
         select: as for `argmax`.
+        source: as for `argmax`.
 
     Returns:
         float32 (float64 for float64 logits) of the labels' shape, nats; 0.0 where nothing is scored.
@@ -95,6 +112,5 @@ def token_log_probs(
         >>> token_log_probs(torch.zeros(1, 2, 4), torch.tensor([[2, 3]]), shift=1)
         tensor([[ 0.0000, -1.3863]])
     """
-    found, ids, shift = choose(logits, labels, shift, select)
-    pairs = align(found, required(ids, "token_log_probs"), shift=shift)
-    return pairs.scatter(row_statistics(found, pairs.rows, ("log_prob",))["log_prob"])
+    opened, pairs = pair(logits, labels, shift, select, source, scorer="token_log_probs")
+    return pairs.scatter(opened.statistics(pairs.rows, ("log_prob",))["log_prob"])
