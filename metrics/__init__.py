@@ -1,7 +1,19 @@
 """Metrics for `Trainer(compute_metrics=...)`: statistics per sample -> sums -> a flat dict of Python floats."""
 
 from ._metric import Metric, build
+from .classification import classification, multi_label
 from .directions import best_model_kwargs
 from .language import language_modeling
+from .regression import regression
+from .thresholds import tuned_thresholds
 
-__all__ = ["Metric", "best_model_kwargs", "build", "language_modeling"]
+__all__ = [
+    "Metric",
+    "best_model_kwargs",
+    "build",
+    "classification",
+    "language_modeling",
+    "multi_label",
+    "regression",
+    "tuned_thresholds",
+]

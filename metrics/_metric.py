@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy import sparse
 
 from . import _keys
 from ._evaluation import Array, Columns, EvalPrediction, batches, holds_tensors
@@ -36,7 +37,8 @@ class Metric:
 
     Args:
         statistics: `(predictions, labels)` -> dict of arrays with one row a sample, integers or floats (summed as int64
-            and float64). Predictions and labels are NumPy arrays, or tuples and dicts of them, dim 0 the sample.
+            and float64); a `scipy.sparse.csr_array` where a row has few entries other than 0, as counts of cells have.
+            Predictions and labels are NumPy arrays, or tuples and dicts of them, dim 0 the sample.
         score: dict of sums over the samples -> dict of scores. Written with `...` for leading dimensions, it maps
             stacks of sums to stacks of scores. Undefined scores are NaN.
         directions: for every key of the scores whether greater is better, None where neither is. A key may have a
@@ -95,7 +97,7 @@ class Metric:
         if not compute_result:
             self._check_streaming()
         columns = self.columns(eval_pred)
-        totals = _Totals(len(next(iter(columns.values()))), self.sums(columns))
+        totals = _Totals(next(iter(columns.values())).shape[0], self.sums(columns))
         if before is not None:
             totals = _added(before, totals)
         self._check_rows(totals.rows, last=compute_result)
@@ -111,7 +113,8 @@ class Metric:
             eval_pred: predictions and labels, arrays or tensors.
 
         Returns:
-            At least one array, each int64 or float64, dim 0 the sample, in the order in which the samples came.
+            At least one array, dense or sparse, each int64 or float64, dim 0 the sample, in the order in which the
+            samples came.
 
         Raises:
             TypeError: a leaf is neither array nor tensor, or a statistic is not numeric.
@@ -120,7 +123,7 @@ class Metric:
         parts = [_checked(self.statistics(batch.predictions, batch.labels), batch.rows) for batch in batches(eval_pred)]
         for part in parts:
             _check_names(parts[0], part)
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        return {name: _joined([part[name] for part in parts]) for name in parts[0]}
 
     def sums(self, columns: Columns) -> Columns:
         """Return what `score` takes: the sums of the columns over dim 0, or the columns themselves if it needs them."""
@@ -310,10 +313,10 @@ def _identity(statistics: Statistics) -> Any:
     return parts
 
 
-def _checked(statistics: Mapping[str, ArrayLike], rows: int) -> Columns:
+def _checked(statistics: Mapping[str, Any], rows: int) -> Columns:
     if not statistics:
         raise ValueError("statistics returned no column: it returns a dict of arrays with one row for each sample")
-    columns = {name: np.asarray(value) for name, value in statistics.items()}
+    columns = {name: value if sparse.issparse(value) else np.asarray(value) for name, value in statistics.items()}
     for name, column in columns.items():
         if column.dtype.kind not in "biuf":
             raise TypeError(f"the statistic {name!r} is of dtype {column.dtype}: it must be integer, float or bool")
@@ -321,6 +324,13 @@ def _checked(statistics: Mapping[str, ArrayLike], rows: int) -> Columns:
             raise ValueError(f"the statistic {name!r} has shape {column.shape}, not ({rows}, ...): one row a sample")
     dtypes = {name: np.float64 if column.dtype.kind == "f" else np.int64 for name, column in columns.items()}
     return {name: column.astype(dtypes[name], copy=False) for name, column in columns.items()}
+
+
+def _joined(parts: list[Array]) -> Array:
+    if len(parts) == 1:
+        return parts[0]
+    joined: Array = sparse.vstack(parts, format="csr") if sparse.issparse(parts[0]) else np.concatenate(parts)
+    return joined
 
 
 def _check_names(first: Columns, other: Columns) -> None:

@@ -2,11 +2,14 @@
 
 from typing import TypedDict
 
-from . import _keys, language
+from . import _keys
 from ._metric import Metric
+from .classification import DIRECTIONS as CLASSIFICATION
+from .language import DIRECTIONS as LANGUAGE
+from .regression import DIRECTIONS as REGRESSION
 
 # Every key of every metric of this package.
-DIRECTIONS: dict[str, bool | None] = {**language.DIRECTIONS}
+DIRECTIONS: dict[str, bool | None] = {**LANGUAGE, **CLASSIFICATION, **REGRESSION}
 
 
 class BestModelKwargs(TypedDict):

@@ -1,0 +1,136 @@
+"""What the metrics of classes share: names of classes, what may come as labels and predictions, and counts of cells."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+from ._evaluation import Array, Columns, describe, named_columns
+
+IGNORED = -100
+# How far the probabilities of float32 and narrower softmaxes may be from a sum of 1.
+SLACK = 1e-3
+
+
+def class_names(num_classes: int | None, id2label: Mapping[int, str] | None) -> tuple[str, ...]:
+    """Return a name for each class, from their number or from a model's `config.id2label`.
+
+    Raises:
+        TypeError: neither or both are given, or `num_classes` is not an integer.
+        ValueError: no class, ids that are not 0, 1, 2, ..., or two classes with one name.
+    """
+    if (num_classes is None) == (id2label is None):
+        raise TypeError("say how many classes there are: num_classes=3, or id2label=model.config.id2label, one of both")
+    if id2label is None:
+        if not isinstance(num_classes, int):
+            raise TypeError(f"num_classes is the number of classes; a {type(num_classes).__name__} came")
+        id2label = {place: str(place) for place in range(num_classes)}
+    named = {int(place): str(name) for place, name in id2label.items()}  # JSON makes strings of the ids
+    if not named or sorted(named) != list(range(len(named))) or len(set(named.values())) < len(named):
+        raise ValueError(f"classes are 0, 1, 2, ..., at least one, each with a name of its own; these came: {named}")
+    return tuple(named[place] for place in range(len(named)))
+
+
+def named_predictions(predictions: Any) -> Columns:
+    """Return the arrays of predictions by name; alone, integers are `ids` and floats are `probabilities`."""
+    if isinstance(predictions, np.ndarray):
+        return {"probabilities" if predictions.dtype.kind == "f" else "ids": predictions}
+    return named_columns(predictions)
+
+
+def missing(wanted: str, predictions: Any) -> ValueError:
+    """Return the error that says what came and what is needed, `wanted`."""
+    return ValueError(f"the metric needs {wanted}; predictions hold {describe(predictions)}")
+
+
+def label_ids(labels: Any, num_classes: int) -> Array:
+    """Return `labels` if they are class ids.
+
+    Raises:
+        TypeError: not one array of integers.
+        ValueError: an id that is neither a class nor -100.
+    """
+    if not isinstance(labels, np.ndarray) or labels.dtype.kind not in "iu":
+        raise TypeError(f"labels must be one array of class ids (integers); {describe(labels)} came")
+    _check_range("labels", labels[labels != IGNORED], num_classes, "-100 is the only other value")
+    return labels
+
+
+def predicted_ids(ids: Array, labels: Array, num_classes: int) -> Array:
+    """Return the ids predicted for the labels that count, in their order.
+
+    Raises:
+        TypeError: not integers.
+        ValueError: another shape than the labels', or an id that is no class where a label counts.
+    """
+    if ids.dtype.kind not in "iu":
+        raise TypeError(f"predicted ids must be integers; {describe(ids)} came")
+    if ids.shape != labels.shape:
+        raise ValueError(f"predicted ids have shape {ids.shape}, labels {labels.shape}: one id for each label")
+    active: Array = ids[labels != IGNORED]
+    hint = "where no logit predicts a label (-100 in the ids), the label must be -100 too, as by mask_first_label"
+    _check_range("predicted ids", active, num_classes, hint)
+    return active
+
+
+def check_probabilities(probabilities: Array, shape: tuple[int, ...], *, softmax: bool, where: Array) -> None:
+    """Refuse what are no probabilities; nothing is guessed and nothing converted.
+
+    Args:
+        probabilities: what came.
+        shape: the shape they must have.
+        softmax: whether the last dimension is a distribution, so that it sums to 1.
+        where: bool, the entries whose label counts; only those are looked at.
+
+    Raises:
+        TypeError: not floats.
+        ValueError: another shape, a value outside [0, 1] or NaN, or a sum other than 1.
+    """
+    if probabilities.dtype.kind != "f":
+        raise TypeError(f"probabilities must be floats; {describe(probabilities)} came")
+    if probabilities.shape != shape:
+        raise ValueError(f"probabilities have shape {probabilities.shape}; the labels ask for {shape}")
+    scored = probabilities[where]
+    problem = ""
+    if not ((scored >= 0) & (scored <= 1 + SLACK)).all():
+        problem = f"lie between {scored.min()} and {scored.max()}, not in [0, 1]"
+    elif softmax and not (abs(scored.sum(-1, dtype=np.float64) - 1) <= SLACK).all():
+        problem = "don't sum to 1 over the classes"
+    if problem:
+        raise ValueError(
+            f"the values taken for probabilities {problem}. Logits are never converted here: set "
+            f"preprocess_logits_for_metrics to reducers.probabilities ({'softmax' if softmax else 'sigmoid'})"
+        )
+
+
+def tally(active: Array, cells: Array, width: int, values: Array | None = None) -> Any:
+    """Return per sample how often each cell occurs, or the sum of `values` there.
+
+    Args:
+        active: bool (samples, ...), which entries count.
+        cells: the cell of each entry that counts, in order, 0 to `width` - 1.
+        width: number of cells.
+        values: one for each cell; None: 1.
+
+    Returns:
+        `csr_array` (samples, width), int64 or the dtype of `values`.
+    """
+    ends = np.cumsum(per_sample(active))
+    data = np.ones(len(cells), np.int64) if values is None else values
+    return sparse.csr_array((data, cells, np.concatenate([[0], ends])), shape=(len(active), width))
+
+
+def per_sample(entries: Array) -> Array:
+    """Return the sums over all dimensions but the first."""
+    sums: Array = entries.reshape(len(entries), math.prod(entries.shape[1:])).sum(1)
+    return sums
+
+
+def _check_range(what: str, ids: Array, num_classes: int, hint: str) -> None:
+    if ids.size and not 0 <= ids.min() <= ids.max() < num_classes:
+        raise ValueError(
+            f"{what} go from {ids.min()} to {ids.max()}, and there are {num_classes} classes, 0 to {num_classes - 1}; "
+            f"{hint}"
+        )

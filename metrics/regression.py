@@ -1,0 +1,160 @@
+"""Scores of real-valued predictions, one target a sample or several."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import stats
+
+from ._classes import missing
+from ._evaluation import Array, Columns, named_columns
+from ._metric import Metric, build, ratio
+from .confusion import mean_where, quiet
+
+MISSING = -100.0
+# Sums of squares tell a spread from rounding down to this fraction of themselves.
+RESOLUTION = 1e-10
+
+MOMENTS: dict[str, bool | None] = {"mse": False, "rmse": False, "mae": False, "r2": True, "pearson": True}
+RANKS: dict[str, bool | None] = {"spearman": True, "kendall": True}
+DIRECTIONS = MOMENTS | RANKS
+
+
+def regression(*, ranking: bool = False) -> Metric:
+    """Score real-valued predictions: errors, explained variance and correlation.
+
+    Predictions are floats of the labels' shape, (B,) or (B, K), alone or as the column `predictions`; (B, 1) and (B,)
+    go together. A label of -100.0 is missing and left out. Scores are computed for each target and averaged over the
+    targets, as scikit-learn does; targets without any label are left out. Keys:
+
+    - `mse`, `rmse`, `mae`;
+    - `r2`, `pearson`, and with `ranking` `spearman` and `kendall` (tau-b): over the targets whose labels differ, NaN
+      where none has such labels. For constant predictions correlations are NaN.
+
+    `r2` and `pearson` follow from sums, so that they stream; labels or predictions whose standard deviation is below
+    1e-5 of their root mean square count as constant.
+
+    Args:
+        ranking: also correlate the ranks, which needs all samples at once.
+
+    Returns:
+        A metric to give to the Trainer as `compute_metrics`.
+
+    Source: K. Pearson, "Note on regression and inheritance in the case of two parents", 1895; C. Spearman, "The proof
+    and measurement of association between two things", 1904; M. G. Kendall, "The treatment of ties in ranking
+    problems", 1945.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> evaluated = SimpleNamespace(predictions=np.array([[1.0], [2.0], [4.0]]), label_ids=np.array([1, 2, 3]))
+        >>> regression()(evaluated)["r2"]
+        0.5
+    """
+    metric = Metric(statistics=moments, score=moment_scores, directions=MOMENTS)
+    if not ranking:
+        return metric
+    reason = "Spearman and Kendall rank each sample among all; ranking=False leaves them out"
+    return build(metric, Metric(statistics=pairs, score=rank_scores, directions=RANKS, whole=reason))
+
+
+def pairs(predictions: Any, labels: Any) -> Columns:
+    """Return predictions and labels as float64 columns (B, K).
+
+    Args:
+        predictions: floats (B,) or (B, K), alone or as the column `predictions`.
+        labels: numbers of the same shape, -100.0 where missing.
+
+    Returns:
+        `predictions` and `labels`.
+
+    Raises:
+        TypeError: predictions are not floats, or labels not one array.
+        ValueError: shapes that differ, or a label that is NaN.
+    """
+    values = predictions if isinstance(predictions, np.ndarray) else named_columns(predictions).get("predictions")
+    if values is None:
+        raise missing("floats of the labels' shape, alone or as the column 'predictions'", predictions)
+    if values.dtype.kind != "f" or not isinstance(labels, np.ndarray):
+        raise TypeError(f"floats are scored against one array; {values.dtype} and a {type(labels).__name__} came")
+    values, targets = (array[:, None] if array.ndim == 1 else array for array in (values, labels))
+    if values.shape != targets.shape or values.ndim != 2:
+        raise ValueError(
+            f"predictions have shape {values.shape}, labels {targets.shape}: both must be (B, K), or (B,) for a single "
+            "target. The number of targets is the model's num_labels"
+        )
+    if np.isnan(targets).any():
+        raise ValueError("a label is NaN: mark missing labels by -100.0, as replace_labels(collator, ...) does")
+    return {"predictions": values.astype(np.float64), "labels": targets.astype(np.float64)}
+
+
+def moments(predictions: Any, labels: Any) -> Columns:
+    """Return the columns that `moment_scores` reads.
+
+    Args:
+        predictions: as for `pairs`.
+        labels: as for `pairs`.
+
+    Returns:
+        float64 (B, K), 0.0 where the label is missing: `count`, errors `squared` and `absolute`, and with x the
+        prediction and y the label `x`, `y`, `xx`, `yy`, `xy`.
+
+    Raises:
+        TypeError, ValueError: as `pairs`.
+    """
+    columns = pairs(predictions, labels)
+    known = columns["labels"] != MISSING
+    x, y = (np.where(known, columns[name], 0.0) for name in ("predictions", "labels"))
+    with np.errstate(over="ignore", invalid="ignore"):  # predictions of a model that diverged
+        errors = x - y
+        products = {"squared": errors**2, "xx": x * x, "yy": y * y, "xy": x * y}
+    return {"count": known, "absolute": abs(errors), "x": x, "y": y, **products}
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def moment_scores(sums: Columns) -> Columns:
+    """Return the scores that `regression` lists, without the ranks.
+
+    Args:
+        sums: the sums of `moments`, each (..., K): a stack of evaluations, or one.
+
+    Returns:
+        Scores (...).
+    """
+    count, any_label = sums["count"], sums["count"] > 0
+    mse, mae = ratio(sums["squared"], count), ratio(sums["absolute"], count)
+    spread_x, spread_y = (_spread(sums[name], sums[name + name], count) for name in "xy")
+    together = sums["xy"] - ratio(sums["x"] * sums["y"], count)
+    differ = spread_y > 0
+    return {
+        "mse": mean_where(mse, any_label),
+        "rmse": mean_where(np.sqrt(mse), any_label),
+        "mae": mean_where(mae, any_label),
+        "r2": mean_where(1 - ratio(sums["squared"], spread_y), differ),
+        "pearson": mean_where(np.clip(ratio(together, np.sqrt(spread_x * spread_y)), -1, 1), differ),
+    }
+
+
+def rank_scores(rows: Columns) -> dict[str, ArrayLike]:
+    """Return the rank correlations, each the mean over the targets whose labels differ.
+
+    Args:
+        rows: the columns of `pairs`.
+
+    Returns:
+        `spearman` and `kendall`.
+    """
+    functions = {"spearman": stats.spearmanr, "kendall": stats.kendalltau}
+    found: dict[str, list[float]] = {name: [] for name in functions}
+    for x, y in zip(rows["predictions"].T, rows["labels"].T, strict=True):
+        known = y != MISSING
+        if len(np.unique(y[known])) > 1:
+            with quiet():  # constant predictions give NaN
+                for name, function in functions.items():
+                    found[name].append(function(x[known], y[known]).statistic)
+    return {name: np.mean(values) if values else np.nan for name, values in found.items()}
+
+
+def _spread(total: Array, squares: Array, count: Array) -> Array:
+    """Return the sum of squared differences from the mean, 0.0 where that is nothing but rounding."""
+    spread = squares - ratio(total * total, count)
+    return np.where(spread <= RESOLUTION * squares, 0.0, spread)
