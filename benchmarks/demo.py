@@ -1,4 +1,4 @@
-"""The project on a real model: `make demo` (about two minutes on two cores, nothing is downloaded here)."""
+"""The project on a real model: `make demo` (two to three minutes on two idle cores; nothing is downloaded here)."""
 
 import sys
 import time
