@@ -27,6 +27,14 @@ def autocast_off(device: torch.device) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
+def unhooked() -> AbstractContextManager[Any]:
+    """A graph of our own inside a forward pass: hooks on saved tensors are for the user's graph, not for this one.
+
+    Activation checkpointing is such a hook: it would run its block again for every chunk that wants a gradient.
+    """
+    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+
+
 def refuse_transforms(logits: Tensor) -> None:
     """Raise under torch.func, vmap and forward mode, which cannot see through the kernel's own gradient."""
     functorch = torch._C._functorch

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._autograd import autocast_off, hand_over, refuse_second_order, refuse_transforms
+from ._autograd import autocast_off, hand_over, refuse_second_order, refuse_transforms, unhooked
 from ._rows import Rows, compute_dtype, write
 from .alignment import Alignment
 from .normalization import divide
@@ -45,7 +45,7 @@ class BoundTerm:
 
     def slopes(self, measured: Mapping[str, Tensor], here: slice, count: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Values of a chunk and the derivative of their share of the loss by each statistic."""
-        with torch.enable_grad():
+        with torch.enable_grad(), unhooked():
             leaves = {name: value.detach().requires_grad_() for name, value in measured.items()}
             values = self(leaves, here)
             if not values.requires_grad:
