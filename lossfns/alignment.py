@@ -176,7 +176,7 @@ def align(
     """
     refuse_transforms(logits)
     host = labels.detach().cpu().long()  # uint8 would take 156 for -100
-    length = logits.shape[labels.ndim - 1] if labels.ndim else 0
+    length = logits.shape[labels.ndim - 1] if 0 < labels.ndim <= logits.ndim else 0
     unpadded = padded and labels.ndim and bool((host[..., length:] == ignore_index).all())
     _check_shapes(logits, labels[..., :length] if unpadded else labels, shift)
     extra = max(0, length - labels.shape[-1])
