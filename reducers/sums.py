@@ -57,12 +57,12 @@ def sample_sums(
     if any(k < 1 for k in best):
         raise ValueError(f"top_k must be at least 1, got {top_k}")
     opened, pairs = pair(logits, labels, shift, select, source, scorer="sample_sums")
-    fields = ("log_prob", "rank" if best else "top_id", *(("entropy",) if entropy else ()))
+    fields = ("log_prob", "rank", *(("entropy",) if entropy else ()))
     measured = opened.statistics(pairs.rows, fields)
     sound = ~measured["log_prob"].isnan()
-    hit = (measured["rank"] == 0 if best else measured["top_id"].eq(pairs.rows.classes)) & sound
-    items = {"nll": -measured["log_prob"], "tokens": torch.ones_like(measured["log_prob"]), "correct": hit}
-    items |= {f"correct_top_{k}": (measured["rank"] < k) & sound for k in best}
+    items = {"nll": -measured["log_prob"], "tokens": torch.ones_like(measured["log_prob"])}
+    places = {"correct": 1} | {f"correct_top_{k}": k for k in best}
+    items |= {name: (measured["rank"] < k) & sound for name, k in places.items()}
     items |= {"entropy": measured["entropy"]} if entropy else {}
     dtype = accumulator_dtype(opened.like.device)
     table = pairs.shape[0], pairs.shape[1:].numel()
