@@ -1,0 +1,540 @@
+import itertools
+import math
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+import sklearn.metrics as sk
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import sparse
+
+from metrics import best_model_kwargs, build, classification, directions, multi_label
+from metrics._keys import find
+
+from .evaluations import assert_modes_agree, cut, evaluation, sized, stream, tensors
+
+IGNORED = -100
+AVERAGES = ("macro", "micro", "weighted", "per_class")
+SCORES = ("precision", "recall", "f1")
+QUICK = settings(deadline=None, max_examples=40)
+
+
+@pytest.fixture(autouse=True)
+def no_warning_escapes():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def score(metric, predictions, labels):
+    return metric(evaluation(predictions, labels))
+
+
+def same(expected):
+    return pytest.approx(expected, rel=1e-12, abs=1e-12, nan_ok=True)
+
+
+def silently(function, *args, **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return function(*args, **options)
+
+
+def sklearn_scores(labels, ids, num_classes):
+    """Every score of ids by scikit-learn, one call a score."""
+    expected = {
+        "accuracy": sk.accuracy_score(labels, ids),
+        "balanced_accuracy": silently(sk.balanced_accuracy_score, labels, ids),
+        "matthews_correlation": sk.matthews_corrcoef(labels, ids),
+        "cohen_kappa": silently(sk.cohen_kappa_score, labels, ids),
+    }
+    functions = {"precision": sk.precision_score, "recall": sk.recall_score, "f1": sk.f1_score}
+    for name, function in functions.items():
+        for average in ("macro", "micro", "weighted"):
+            expected[f"{name}_{average}"] = function(labels, ids, average=average, zero_division=0)
+        values = function(labels, ids, average=None, labels=range(num_classes), zero_division=0)
+        for label, value in enumerate(values):
+            occurs = label in labels or label in ids
+            expected[f"{name}/{label}"] = value if occurs else math.nan
+    return expected
+
+
+@st.composite
+def pairs(draw, *, smallest=1):
+    """Number of classes, labels, ids: often few samples, absent classes and constants."""
+    num_classes = draw(st.integers(2, 5))
+    size = draw(st.integers(smallest, 30))
+    used = st.sampled_from(draw(st.lists(st.integers(0, num_classes - 1), min_size=1, max_size=num_classes)))
+    labels, ids = (np.array(draw(st.lists(used, min_size=size, max_size=size))) for _ in range(2))
+    return num_classes, labels, ids
+
+
+def sample(num_classes, size=60, seed=0, *, ignored=0.2):
+    generator = np.random.default_rng(seed)
+    probabilities = generator.dirichlet(np.ones(num_classes), size)
+    labels = generator.integers(0, num_classes, size)
+    labels[generator.random(size) < ignored] = IGNORED
+    return probabilities, labels
+
+
+# --- against scikit-learn ---------------------------------------------------------------------------------------------
+
+
+@QUICK
+@given(pairs())
+def test_ids_score_as_in_scikit_learn(drawn):
+    num_classes, labels, ids = drawn
+    expected = sklearn_scores(labels, ids, num_classes)
+    assert score(classification(num_classes, average=AVERAGES), ids, labels) == same(expected)
+
+
+@QUICK
+@given(st.integers(2, 4), st.integers(0, 2**32 - 1))
+def test_stacks_of_matrices_score_as_in_scikit_learn(num_classes, seed):
+    generator = np.random.default_rng(seed)
+    stack = generator.integers(0, 4, (2, 5, num_classes, num_classes)) * (generator.random((2, 5, 1, 1)) < 0.9)
+    stack[0, 0, 1:] = stack[0, 1, :, 1:] = 0  # one class in the labels, one in the predictions
+    stack[1, 0, :, 0] = stack[1, 0, 0] = 0  # an absent class
+    found = classification(num_classes, average=AVERAGES).scores({"confusion": stack.reshape(2, 5, -1)})
+    for place in np.ndindex(2, 5):
+        here = {key: values[place] for key, values in found.items()}
+        matrix = stack[place]
+        if not matrix.any():
+            assert all(np.isnan(value) for value in here.values())
+            continue
+        labels, ids = np.repeat(np.indices(matrix.shape).reshape(2, -1), matrix.ravel(), axis=1)
+        assert here == same(sklearn_scores(labels, ids, num_classes))
+
+
+@pytest.mark.parametrize("pos_label", [0, 1, "no", "yes"])
+def test_binary_scores_one_class(pos_label):
+    labels, ids = np.array([0, 1, 1, 0, 1]), np.array([0, 1, 0, 1, 1])
+    metric = classification(id2label={0: "no", 1: "yes"}, average="binary", pos_label=pos_label)
+    place = {"no": 0, "yes": 1}.get(pos_label, pos_label)
+    expected = sk.precision_recall_fscore_support(labels, ids, average="binary", pos_label=place)[:3]
+    scores = score(metric, ids, labels)
+    assert [scores[name] for name in SCORES] == list(expected)
+    stack = metric.scores({"confusion": np.array([sk.confusion_matrix(labels, ids).ravel()] * 2)})
+    assert [stack[name][1] for name in SCORES] == list(expected)
+
+
+def calibration_error(probabilities, labels):
+    """Guo et al. 2017, (2) and (3), a bin and a sample at a time."""
+    error = 0.0
+    for index in range(15):
+        inside = [
+            (max(row), float(int(np.argmax(row)) == label))
+            for row, label in zip(probabilities, labels, strict=True)
+            if index / 15 < max(row) <= (index + 1) / 15
+        ]
+        if inside:
+            confidence, accuracy = (sum(values) / len(inside) for values in zip(*inside, strict=True))
+            error += len(inside) / len(labels) * abs(accuracy - confidence)
+    return error
+
+
+@pytest.mark.parametrize("num_classes", [2, 4])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_probabilities_score_as_in_scikit_learn(num_classes, dtype):
+    probabilities, labels = sample(num_classes)
+    probabilities[0] = np.eye(num_classes)[1]
+    labels[0] = 0  # a probability of 0 for the label
+    known = labels != IGNORED
+    p, y = probabilities[known], labels[known]
+    expected = sklearn_scores(y, p.argmax(1), num_classes) | {
+        "log_loss": silently(sk.log_loss, y, p, labels=range(num_classes)),
+        "brier_loss": sk.brier_score_loss(y, p if num_classes > 2 else p[:, 1], labels=range(num_classes)),
+        "expected_calibration_error": calibration_error(p, y),
+        "roc_auc": sk.roc_auc_score(y, p if num_classes > 2 else p[:, 1], multi_class="ovr"),
+        "average_precision": sk.average_precision_score(y, p if num_classes > 2 else p[:, 1]),
+    }
+    found = score(classification(num_classes, average=AVERAGES, ranking=True), probabilities.astype(dtype), labels)
+    assert found == pytest.approx(expected, rel=1e-12 if dtype == np.float64 else 1e-6)
+
+
+def test_the_positive_class_is_ranked():
+    probabilities, labels = sample(2, ignored=0)
+    found = score(classification(2, pos_label=0, ranking=True), probabilities, labels)
+    assert found["average_precision"] == same(sk.average_precision_score(labels == 0, probabilities[:, 0]))
+
+
+def test_classes_without_labels_are_left_out_of_the_ranking():
+    probabilities, labels = sample(3, ignored=0)
+    labels[labels == 2] = 0
+    found = score(classification(3, ranking=True), probabilities, labels)
+    areas = [sk.roc_auc_score(labels == label, probabilities[:, label]) for label in (0, 1)]
+    assert found["roc_auc"] == same(np.mean(areas))
+
+
+# --- what counts ------------------------------------------------------------------------------------------------------
+
+
+def tokens():
+    generator = np.random.default_rng(1)
+    labels = generator.integers(0, 3, (6, 7))
+    labels[generator.random(labels.shape) < 0.4] = IGNORED
+    labels[2] = IGNORED
+    ids = generator.integers(0, 3, labels.shape).astype(np.int32)
+    ids[labels == IGNORED] = generator.choice([0, 2, IGNORED, 77], (labels == IGNORED).sum())
+    return ids, labels
+
+
+def assert_masked(metric, ids, labels):
+    known = labels != IGNORED
+    expected = sklearn_scores(labels[known], ids[known], 3)
+    found = score(metric, ids, labels)
+    assert found == same({key: expected[key] for key in found})
+
+
+def test_tokens_are_masked_by_their_labels():
+    assert_masked(classification(3, average=AVERAGES), *tokens())
+
+
+def test_a_mask_by_predictions_is_caught():
+    def masked_by_predictions(evaluated):
+        ids, labels = evaluated.predictions, evaluated.label_ids
+        known = ids != IGNORED
+        return {"accuracy": float((ids == labels)[known].mean())}
+
+    with pytest.raises(AssertionError):
+        assert_masked(masked_by_predictions, *tokens())
+
+
+def counted(ids, labels, num_classes):
+    """What `confusion_counts` returns, a sample at a time."""
+    rows = [
+        sk.confusion_matrix(label[label != IGNORED], id_[label != IGNORED], labels=range(num_classes)).ravel()
+        if (label != IGNORED).any()
+        else np.zeros(num_classes**2, np.int64)
+        for id_, label in zip(ids, labels, strict=True)
+    ]
+    return {"confusion": np.array(rows)}
+
+
+def test_every_mode_and_every_column_give_one_result():
+    ids, labels = tokens()
+    known = labels != IGNORED
+    expected = sklearn_scores(labels[known], ids[known], 3)
+    columns = counted(ids, labels, 3)
+    for predictions in (ids, {"ids": ids}, {"kept": columns, "ids": ids}, columns):
+        for bounds in ([0, 6], [0, 1, 6], range(7)):
+            metric = sized(classification(3, average=AVERAGES), 6)
+            assert_modes_agree(metric, predictions, labels, bounds, expected)
+
+
+def test_batches_of_different_lengths_count_as_padded_ones():
+    ids, labels = tokens()
+    parts, targets = cut(ids, [0, 2, 6]), cut(labels, [0, 2, 6])
+    longer = [np.pad(array, ((0, 0), (0, 3)), constant_values=IGNORED) for array in (parts[1], targets[1])]
+    metric = build(classification(3), num_samples=6)
+    expected = score(metric, ids, labels)
+    assert score(metric, [parts[0], longer[0]], [targets[0], longer[1]]) == expected
+    assert stream(metric, map(tensors, [parts[0], longer[0]]), map(tensors, [targets[0], longer[1]])) == expected
+
+
+def test_probabilities_stream():
+    probabilities, labels = sample(3)
+    expected = score(classification(3), probabilities, labels)
+    assert {"log_loss", "brier_loss", "expected_calibration_error"} <= expected.keys()
+    assert_modes_agree(sized(classification(3), 60), probabilities, labels, [0, 7, 30, 60], expected)
+
+
+def test_probabilities_of_tokens():
+    probabilities, labels = sample(3)
+    flat = score(classification(3), probabilities, labels)
+    assert score(classification(3), probabilities.reshape(12, 5, 3), labels.reshape(12, 5)) == same(flat)
+
+
+def test_ids_stand_before_probabilities_and_counts_before_both():
+    probabilities, labels = sample(3)
+    ids = np.where(labels == IGNORED, 0, labels)
+    kept = {"probabilities": probabilities, "ids": ids}
+    assert score(classification(3), kept, labels)["accuracy"] == 1.0
+    wrong = np.tile(np.eye(1, 9, 1, dtype=np.int64), (60, 1))
+    assert score(classification(3), {**kept, "confusion": wrong}, labels)["accuracy"] == 0.0
+    assert (
+        score(classification(3), kept, labels)["log_loss"]
+        == score(classification(3), probabilities, labels)["log_loss"]
+    )
+
+
+def test_a_sample_weighs_as_often_as_it_is_drawn():
+    """The counts of each sample are kept sparse, and weights times counts are the counts of a replicate."""
+    ids, labels = tokens()
+    metric = classification(3)
+    rows = metric.columns(evaluation(ids, labels))
+    assert sparse.issparse(rows["confusion"])
+    assert rows["confusion"].dtype == np.int64
+    assert rows["confusion"].nnz <= (labels != IGNORED).sum()
+    weights = np.random.default_rng(0).integers(0, 3, (4, 6))
+    stack = metric.scores({name: weights @ column for name, column in rows.items()})
+    for place, times in enumerate(weights):
+        again = score(metric, ids.repeat(times, axis=0), labels.repeat(times, axis=0))
+        assert {key: values[place] for key, values in stack.items()} == same(again)
+
+
+# --- where little is known --------------------------------------------------------------------------------------------
+
+UNDEFINED = [
+    (np.array([], np.int64), np.array([], np.int64)),
+    (np.array([1, 2]), np.array([IGNORED, IGNORED])),
+    (np.zeros((0, 4), np.int32), np.zeros((0, 4), np.int64)),
+]
+
+
+@pytest.mark.parametrize(("ids", "labels"), UNDEFINED)
+def test_without_labels_every_score_is_nan(ids, labels):
+    scores = score(classification(3, average=AVERAGES), ids, labels)
+    assert all(math.isnan(value) for value in scores.values())
+
+
+@pytest.mark.parametrize("labels", [np.array([], np.int64), np.array([IGNORED, IGNORED])])
+def test_without_labels_every_score_of_probabilities_is_nan(labels):
+    scores = score(classification(3, ranking=True), np.full((len(labels), 3), 1 / 3), labels)
+    assert {"log_loss", "roc_auc", "average_precision"} <= scores.keys()
+    assert all(math.isnan(value) for value in scores.values())
+
+
+def test_one_sample_and_one_class():
+    scores = score(classification(3, average=("macro", "per_class"), ranking=True), np.eye(3)[[1]], np.array([1]))
+    assert scores["accuracy"] == scores["f1_macro"] == scores["f1/1"] == scores["average_precision"] == 1.0
+    assert scores["matthews_correlation"] == scores["log_loss"] == scores["brier_loss"] == 0.0
+    assert all(math.isnan(scores[key]) for key in ("cohen_kappa", "f1/0", "recall/2", "roc_auc"))
+
+
+def test_constant_predictions():
+    labels = np.array([0, 1, 2, 1])
+    scores = score(classification(3, average=("macro", "per_class")), np.ones(4, np.int64), labels)
+    assert scores["matthews_correlation"] == scores["cohen_kappa"] == 0.0
+    assert scores["precision/0"] == scores["f1/2"] == 0.0
+    assert scores["recall/1"] == 1.0
+    assert scores["balanced_accuracy"] == pytest.approx(1 / 3)
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("predictions", "labels", "error", "message"),
+    [
+        (np.array([[2.0, -1.0]]), np.array([0]), ValueError, r"not in \[0, 1\].*reducers\.probabilities"),
+        (np.array([[0.4, 0.4]]), np.array([0]), ValueError, r"don't sum to 1.*reducers\.probabilities"),
+        (np.array([[np.nan, 0.4]]), np.array([0]), ValueError, "reducers.probabilities"),
+        (np.array([[0.1, 0.2, 0.7]]), np.array([0]), ValueError, r"shape \(1, 3\); the labels ask for \(1, 2\)"),
+        (np.array([0.0, 1.0]), np.array([0, 1]), ValueError, r"shape \(2,\); the labels ask for \(2, 2\)"),
+        (np.array([[0], [1]]), np.array([0, 1]), ValueError, r"shape \(2, 1\), labels \(2,\)"),
+        (np.array([0, 2]), np.array([0, 1]), ValueError, "predicted ids go from 0 to 2, and there are 2 classes"),
+        (np.array([0, IGNORED]), np.array([0, 1]), ValueError, "mask_first_label"),
+        (np.array([0, 1]), np.array([0, 2]), ValueError, "labels go from 0 to 2, and there are 2 classes"),
+        (np.array([0, 1]), np.array([0, -1]), ValueError, "labels go from -1"),
+        (np.array([0, 1]), np.array([0.0, 1.0]), TypeError, "class ids"),
+        (np.array([0, 1]), (np.array([0, 1]), np.array([0, 1])), TypeError, "one array of class ids"),
+        ((np.array([0, 1]),), np.array([0, 1]), ValueError, r"confusion \(reducers\.confusion_counts\)"),
+        ({"logits": np.array([[0.0, 1.0]])}, np.array([0]), ValueError, "hold logits"),
+        ({"ids": np.array([0.0])}, np.array([0]), TypeError, "must be integers"),
+        ({"probabilities": np.array([[0, 1]])}, np.array([0]), TypeError, "must be floats"),
+        ({"confusion": np.zeros((1, 2, 2))}, np.array([0]), ValueError, r"counts \(B, 4\)"),
+        ({"confusion": np.full((1, 4), IGNORED)}, np.array([0]), ValueError, r"counts \(B, 4\)"),
+    ],
+)
+def test_what_is_no_prediction_is_refused(predictions, labels, error, message):
+    with pytest.raises(error, match=message):
+        score(classification(2), predictions, labels)
+
+
+def test_values_are_not_looked_at_where_the_label_is_ignored():
+    probabilities = np.array([[0.2, 0.8], [-100.0, -100.0]])
+    assert score(classification(2), probabilities, np.array([1, IGNORED]))["accuracy"] == 1.0
+
+
+def test_ranking_needs_one_label_a_sample_and_probabilities():
+    ids, labels = tokens()
+    with pytest.raises(ValueError, match=r"one label a sample.*ranking=False"):
+        score(classification(3, ranking=True), ids, labels)
+    with pytest.raises(ValueError, match=r"needs probabilities.*reducers\.probabilities"):
+        score(classification(3, ranking=True), ids[:, 0], np.array([0, 1, 2, 0, 1, 2]))
+    with pytest.raises(ValueError, match="ranking=False leaves them out"):
+        build(classification(3, ranking=True), num_samples=60)(evaluation(*sample(3)), compute_result=False)
+
+
+@pytest.mark.parametrize("options", [{"average": "binary"}, {"pos_label": 2}, {"average": ("macro", "binary")}])
+def test_one_class_of_many_is_refused(options):
+    with pytest.raises(ValueError, match="needs two classes and there are 3"):
+        classification(3, **options)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: classification(), TypeError, "one of both"),
+        (lambda: classification(2, id2label={0: "a", 1: "b"}), TypeError, "one of both"),
+        (lambda: classification(2.0), TypeError, "float"),
+        (lambda: classification(0), ValueError, "at least one"),
+        (lambda: classification(id2label={1: "a", 2: "b"}), ValueError, "0, 1, 2"),
+        (lambda: classification(id2label={0: "a", 1: "a"}), ValueError, "name of its own"),
+        (
+            lambda: classification(2, average="samples"),
+            ValueError,
+            "binary, macro, micro, weighted, per_class; samples",
+        ),
+        (lambda: classification(2, pos_label="yes"), ValueError, "'yes' came"),
+        (lambda: multi_label(2, average="weighted"), ValueError, "micro, macro, samples, per_class; weighted"),
+        (lambda: multi_label(2, threshold=1.5), ValueError, "threshold is a probability"),
+        (lambda: multi_label(2, threshold=[0.5]), ValueError, "each of the 2 classes"),
+        (lambda: multi_label(2, threshold=math.nan), ValueError, "threshold"),
+    ],
+)
+def test_senseless_options_are_refused(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+# --- the object -------------------------------------------------------------------------------------------------------
+
+METRICS = [
+    classification(id2label={"0": "O", "1": "PER"}, average=("binary", *AVERAGES), ranking=True),
+    multi_label(3, average=("micro", "macro", "samples", "per_class"), threshold=[0.1, 0.2, 0.3], ranking=True),
+]
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=["classification", "multi_label"])
+def test_every_key_has_the_direction_that_the_package_knows(metric):
+    for key, direction in metric.directions.items():
+        assert directions.DIRECTIONS[find(key, directions.DIRECTIONS)] is direction
+        assert best_model_kwargs(f"eval_ner_{key}", build(ner=metric))["greater_is_better"] is direction
+    assert best_model_kwargs("f1/PER") == {"metric_for_best_model": "f1/PER", "greater_is_better": True}
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=["classification", "multi_label"])
+def test_copies_are_equal_and_results_plain(metric):
+    twin = pickle.loads(pickle.dumps(metric))
+    assert twin == metric
+    assert hash(twin) == hash(metric)
+    assert " at 0x" not in repr(metric)
+    probabilities, labels = np.array([[0.2, 0.8, 0.5], [0.7, 0.3, 0.1]]), np.array([[1, 1, 0], [1, 0, 0]])
+    if len(metric.directions) == len(METRICS[0].directions):
+        probabilities, labels = probabilities[:, :2], labels[:, 0]
+    scores = score(twin, probabilities, labels)
+    assert list(scores) == list(metric.directions)
+    assert all(type(value) is float for value in scores.values())
+
+
+def test_names_make_the_keys():
+    scores = score(classification(id2label={0: "O", 1: "PER"}, average="per_class"), np.array([1]), np.array([1]))
+    assert scores["f1/PER"] == 1.0
+    assert math.isnan(scores["f1/O"])
+
+
+# --- any number of classes a sample -----------------------------------------------------------------------------------
+
+
+def labelled(samples, num_classes, seed, *, missing=0.0):
+    generator = np.random.default_rng(seed)
+    probabilities = generator.random((samples, num_classes)).round(1)
+    labels = (generator.random((samples, num_classes)) < generator.random(num_classes)).astype(np.int64)
+    labels[generator.random(labels.shape) < missing] = IGNORED
+    return probabilities, labels
+
+
+@QUICK
+@given(st.integers(1, 12), st.integers(2, 4), st.integers(0, 2**32 - 1), st.sampled_from([np.int64, np.float32]))
+def test_multi_label_scores_as_in_scikit_learn(samples, num_classes, seed, dtype):
+    probabilities, labels = labelled(samples, num_classes, seed)
+    thresholds = np.random.default_rng(seed).random(num_classes)
+    predicted = probabilities >= thresholds
+    functions = {"precision": sk.precision_score, "recall": sk.recall_score, "f1": sk.f1_score}
+    expected = {
+        "subset_accuracy": sk.accuracy_score(labels, predicted),
+        "hamming_loss": sk.hamming_loss(labels, predicted),
+    }
+    for (name, function), average in itertools.product(functions.items(), ("micro", "macro", "samples", None)):
+        value = function(labels, predicted, average=average, zero_division=0)
+        keys = [f"{name}/{label}" for label in range(num_classes)] if average is None else [f"{name}_{average}"]
+        expected |= dict(zip(keys, np.atleast_1d(value), strict=True))
+    metric = multi_label(num_classes, average=("micro", "macro", "samples", "per_class"), threshold=thresholds)
+    evaluated = evaluation(probabilities, labels.astype(dtype))
+    assert metric(evaluated) == same(expected)
+    stack = metric.scores({name: column[None] for name, column in metric.sums(metric.columns(evaluated)).items()})
+    assert {key: value[0] for key, value in stack.items()} == same(expected)
+
+
+def test_missing_labels_are_left_out_one_by_one():
+    probabilities, labels = labelled(40, 3, 0, missing=0.4)
+    labels[5], labels[:, 2] = IGNORED, IGNORED
+    known, predicted = labels != IGNORED, probabilities >= 0.5
+    own = [sk.f1_score(labels[known[:, k], k], predicted[known[:, k], k]) for k in range(2)]
+    rows = [row for row in range(40) if known[row].any()]
+    by_row = [
+        sk.f1_score(labels[row][known[row]], predicted[row][known[row]], zero_division=0, pos_label=1) for row in rows
+    ]
+    found = score(multi_label(3, average=("micro", "macro", "samples", "per_class")), probabilities, labels)
+    assert found["f1_macro"] == same(np.mean(own))
+    assert found["f1_micro"] == same(sk.f1_score(labels[known], predicted[known]))
+    assert found["f1_samples"] == same(np.mean(by_row))
+    assert [found["f1/0"], found["f1/1"]] == same(own)
+    assert math.isnan(found["f1/2"])
+    assert found["hamming_loss"] == same(np.mean((labels != predicted)[known]))
+    assert found["subset_accuracy"] == same(np.mean([((labels == predicted) | ~known)[row].all() for row in rows]))
+
+
+def test_a_missing_label_counted_as_negative_is_caught():
+    probabilities, labels = labelled(40, 3, 0, missing=0.4)
+    naive = score(multi_label(3), probabilities, np.where(labels == IGNORED, 0, labels))
+    right = score(multi_label(3), probabilities, labels)
+    assert all(naive[key] != right[key] for key in right)
+
+
+def test_multi_label_in_every_mode():
+    probabilities, labels = labelled(30, 4, 3, missing=0.2)
+    expected = score(multi_label(4), probabilities, labels)
+    assert_modes_agree(sized(multi_label(4), 30), {"probabilities": probabilities}, labels, [0, 1, 13, 30], expected)
+
+
+def test_the_ranking_of_labels():
+    probabilities, labels = labelled(40, 3, 5, missing=0.3)
+    labels[:, 2] = 0  # never positive: neither score is defined
+    pairs_of = [(labels[labels[:, k] != IGNORED, k], probabilities[labels[:, k] != IGNORED, k]) for k in range(2)]
+    found = score(multi_label(3, ranking=True), probabilities, labels)
+    assert found["roc_auc"] == same(np.mean([sk.roc_auc_score(*pair) for pair in pairs_of]))
+    assert found["average_precision"] == same(np.mean([sk.average_precision_score(*pair) for pair in pairs_of]))
+
+
+@pytest.mark.parametrize("labels", [np.zeros((0, 3), np.int64), np.full((2, 3), IGNORED)])
+def test_no_known_label_is_nan(labels):
+    scores = score(
+        multi_label(3, average=("macro", "per_class", "samples", "micro"), ranking=True),
+        labels + 0.5 + 100 * (labels < 0),
+        labels,
+    )
+    assert all(math.isnan(value) for value in scores.values())
+
+
+def test_a_threshold_is_a_probability_and_reached_by_equality():
+    found = [score(multi_label(1, threshold=at), np.array([[0.5]]), np.array([[1]]))["f1_micro"] for at in (0.5, 0.51)]
+    assert found == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("predictions", "labels", "error", "message"),
+    [
+        (np.array([[3.0, -2.0]]), np.array([[1, 0]]), ValueError, r"reducers\.probabilities \(sigmoid\)"),
+        (np.array([[0.5, 0.5]]), np.array([[1, 2]]), ValueError, "0, 1, or -100"),
+        (np.array([[0.5, 0.5]]), np.array([[1, np.nan]]), ValueError, "0, 1, or -100"),
+        (np.array([[0.5, 0.5]]), np.array([1]), ValueError, r"\(B, 2\)"),
+        (np.array([[0.5]]), np.array([[1, 0]]), ValueError, r"shape \(1, 1\); the labels ask for \(1, 2\)"),
+        (np.array([[1, 0]]), np.array([[1, 0]]), ValueError, "needs probabilities"),
+        (np.array([[0.5, 0.5]]), (np.array([[1, 0]]),), TypeError, "tuple"),
+    ],
+)
+def test_what_is_no_multi_label_prediction_is_refused(predictions, labels, error, message):
+    with pytest.raises(error, match=message):
+        score(multi_label(2), predictions, labels)
+
+
+def test_bfloat16_probabilities_of_a_step():
+    labels = torch.tensor([0, 1, 1])
+    probabilities = torch.tensor([[0.5, 0.5], [0.25, 0.75], [1.0, 0.0]], dtype=torch.bfloat16)
+    assert score(classification(2), probabilities, labels)["log_loss"] > 10

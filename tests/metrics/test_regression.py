@@ -1,0 +1,210 @@
+import math
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scipy import stats
+from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score, root_mean_squared_error
+
+from metrics import best_model_kwargs, build, directions, regression
+from metrics.regression import DIRECTIONS
+
+from .evaluations import assert_modes_agree, evaluation, sized
+
+MISSING = -100.0
+MOMENTS = ("mse", "rmse", "mae", "r2", "pearson")
+
+
+@pytest.fixture(autouse=True)
+def no_warning_escapes():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def score(predictions, labels, **options):
+    return regression(**options)(evaluation(predictions, labels))
+
+
+def truth(predictions, labels):
+    """scikit-learn and scipy, a target at a time, over the labels that are known."""
+    found = {key: [] for key in DIRECTIONS}
+    for x, y in zip(np.atleast_2d(predictions.T), np.atleast_2d(labels.T), strict=True):
+        x, y = x[y != MISSING].astype(np.float64), y[y != MISSING].astype(np.float64)
+        found["mse"].append(mean_squared_error(y, x))
+        found["rmse"].append(root_mean_squared_error(y, x))
+        found["mae"].append(mean_absolute_error(y, x))
+        found["r2"].append(r2_score(y, x))
+        found["pearson"].append(stats.pearsonr(x, y).statistic)
+        found["spearman"].append(stats.spearmanr(x, y).statistic)
+        found["kendall"].append(stats.kendalltau(x, y).statistic)
+    return {key: float(np.mean(values)) for key, values in found.items()}
+
+
+def targets(samples=30, count=2, seed=0, *, missing=0.3):
+    generator = np.random.default_rng(seed)
+    labels = generator.normal(3, 2, (samples, count)).round(1)
+    predictions = labels + generator.normal(0, 1, labels.shape)
+    labels[generator.random(labels.shape) < missing] = MISSING
+    return predictions, labels
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_scores_equal_scikit_learn_and_scipy(data):
+    shape = data.draw(st.tuples(st.integers(2, 20), st.integers(1, 3)))
+    values = arrays(np.float64, shape, elements=st.integers(-50, 50).map(lambda value: value / 4))
+    predictions, labels = data.draw(values), data.draw(values)
+    assume((predictions.std(0) > 0).all() and (labels.std(0) > 0).all())
+    assert score(predictions, labels, ranking=True) == pytest.approx(truth(predictions, labels), rel=1e-10, abs=1e-10)
+
+
+def test_missing_labels_are_left_out_of_their_target():
+    predictions, labels = targets()
+    predictions[labels == MISSING] = np.inf  # not looked at
+    assert score(predictions, labels, ranking=True) == pytest.approx(truth(predictions, labels), rel=1e-11)
+
+
+def test_a_missing_label_counted_as_a_number_is_caught():
+    predictions, labels = targets()
+    assert mean_squared_error(labels, predictions) > 100 * score(predictions, labels)["mse"]
+
+
+def test_every_mode_equals_scikit_learn():
+    predictions, labels = targets()
+    labels[0] = MISSING
+    expected = {key: value for key, value in truth(predictions, labels).items() if key in MOMENTS}
+    for bounds in ([0, 30], [0, 1, 30], range(31)):
+        assert_modes_agree(sized(regression(), 30), predictions, labels, bounds, expected, rel=1e-11)
+
+
+def test_float32_predictions_are_scored_in_float64():
+    predictions, labels = (array.astype(np.float32) for array in targets(2000, missing=0.0))
+    expected = truth(predictions, labels)
+    assert score(predictions, labels, ranking=True) == pytest.approx(expected, rel=1e-11)
+    assert mean_squared_error(labels, predictions) != pytest.approx(expected["mse"], rel=1e-11)
+
+
+def test_one_target_may_be_a_column():
+    predictions, labels = targets(count=1, missing=0.0)
+    expected = score(predictions, labels)
+    assert score(predictions, labels[:, 0]) == score(predictions[:, 0], labels) == expected
+    assert score({"ids": np.zeros(30), "kept": {"predictions": predictions}}, labels) == expected
+    assert score(torch.from_numpy(predictions), torch.from_numpy(labels)) == expected
+
+
+def test_a_stack_of_sums_scores_as_each():
+    predictions, labels = targets()
+    rows = regression().columns(evaluation(predictions, labels))
+    weights = np.random.default_rng(1).integers(0, 3, (3, 4, 30))
+    stack = regression().scores({name: np.tensordot(weights, column, 1) for name, column in rows.items()})
+    for place in np.ndindex(3, 4):
+        drawn = np.repeat(np.arange(30), weights[place])
+        expected = truth(predictions[drawn], labels[drawn])
+        assert {key: values[place] for key, values in stack.items()} == pytest.approx(
+            {key: expected[key] for key in MOMENTS}, rel=1e-10
+        )
+
+
+# --- where little is known --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("labels", [np.zeros(0), np.full(3, MISSING), np.zeros((0, 2)), np.full((2, 2), MISSING)])
+def test_without_labels_every_score_is_nan(labels):
+    assert all(math.isnan(value) for value in score(np.ones(labels.shape), labels, ranking=True).values())
+
+
+def test_one_sample_has_errors_and_no_correlation():
+    scores = score(np.array([2.0]), np.array([5.0]), ranking=True)
+    assert [scores[key] for key in ("mse", "rmse", "mae")] == [9.0, 3.0, 3.0]
+    assert all(math.isnan(scores[key]) for key in ("r2", "pearson", "spearman", "kendall"))
+
+
+@pytest.mark.parametrize("constant", [0.1, 1e6 / 3, 0.0, -7.0])
+def test_constant_predictions_have_no_correlation(constant):
+    labels = np.arange(7) / 3
+    predictions = np.full(7, constant)
+    scores = score(predictions, labels, ranking=True)
+    assert scores["r2"] == pytest.approx(r2_score(labels, predictions))
+    assert all(math.isnan(scores[key]) for key in ("pearson", "spearman", "kendall"))
+
+
+@pytest.mark.parametrize("constant", [0.1, 1e6 / 3, 0.0])
+def test_constant_labels_explain_nothing(constant):
+    scores = score(np.arange(7.0), np.full(7, constant), ranking=True)
+    assert scores["mae"] == pytest.approx(abs(np.arange(7) - constant).mean())
+    assert all(math.isnan(scores[key]) for key in ("r2", "pearson", "spearman", "kendall"))
+
+
+def test_targets_without_labels_are_left_out_and_constant_predictions_are_not():
+    predictions, labels = targets(missing=0.0)
+    labels[:, 1] = MISSING
+    assert score(predictions, labels, ranking=True) == pytest.approx(truth(predictions[:, 0], labels[:, 0]), rel=1e-11)
+    predictions, labels = targets(missing=0.0)
+    predictions[:, 1] = 3.0
+    scores = score(predictions, labels, ranking=True)
+    assert all(math.isnan(scores[key]) for key in ("pearson", "spearman", "kendall"))
+
+
+def test_large_means_keep_their_digits_or_count_as_constant():
+    predictions, labels = targets(missing=0.0)
+    for mean, error in ((1e3, 1e-8), (1e4, 1e-6)):
+        expected = truth(predictions + mean, labels + mean)
+        assert score(predictions + mean, labels + mean) == pytest.approx(
+            {key: expected[key] for key in MOMENTS}, rel=error
+        )
+    assert math.isnan(score(predictions + 1e7, labels + 1e7)["r2"])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_diverged_model_does_not_score(value):
+    scores = score(np.array([1.0, value, 2.0]), np.array([1.0, 2.0, 3.0]), ranking=True)
+    assert not math.isfinite(scores["mse"])
+    assert math.isnan(scores["pearson"])
+
+
+def test_a_diverged_target_is_not_averaged_away():
+    predictions, labels = targets(missing=0.0)
+    predictions[3, 1] = np.nan
+    assert all(math.isnan(value) for value in score(predictions, labels, ranking=True).values())
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("predictions", "labels", "error", "message"),
+    [
+        (np.zeros((3, 2)), np.zeros(3), ValueError, r"predictions have shape \(3, 2\), labels \(3, 1\)"),
+        (np.zeros(3), np.zeros((3, 2)), ValueError, r"shape \(3, 1\), labels \(3, 2\).*num_labels"),
+        (np.zeros((3, 2, 1)), np.zeros((3, 2, 1)), ValueError, r"must be \(B, K\)"),
+        (np.zeros(3), np.array([0.0, np.nan, 1.0]), ValueError, r"NaN.*-100\.0.*replace_labels"),
+        (np.zeros(3, np.int64), np.zeros(3), TypeError, "floats"),
+        ((np.zeros(3), np.zeros(3)), np.zeros(3), ValueError, "column 'predictions'"),
+        (np.zeros(3), (np.zeros(3),), TypeError, "tuple"),
+    ],
+)
+def test_what_is_no_regression_is_refused(predictions, labels, error, message):
+    with pytest.raises(error, match=message):
+        score(predictions, labels)
+
+
+def test_ranks_need_every_sample():
+    with pytest.raises(ValueError, match=r"rank each sample among all; ranking=False leaves them out"):
+        build(regression(ranking=True), num_samples=9)(evaluation(*targets()), compute_result=False)
+
+
+def test_copies_are_equal_results_plain_and_directions_known():
+    metric = regression(ranking=True)
+    assert pickle.loads(pickle.dumps(metric)) == metric
+    scores = metric(evaluation(*targets()))
+    assert list(scores) == list(metric.directions) == list(DIRECTIONS)
+    assert all(type(value) is float for value in scores.values())
+    assert DIRECTIONS.items() <= directions.DIRECTIONS.items()
+    assert best_model_kwargs("rmse")["greater_is_better"] is False
+    assert best_model_kwargs("pearson")["greater_is_better"] is True
