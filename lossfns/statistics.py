@@ -198,7 +198,7 @@ class Block:
         self.x, self.p, self.rows = x, p, rows
 
     def measure(self, fields: Sequence[str]) -> dict[str, Tensor]:
-        """The statistics `fields`, `(r,)` each; all that reads the logits comes before the softmax may overwrite them."""
+        """The statistics `fields`, `(r,)` each; what reads the logits comes before the softmax, which may overwrite them."""
         found: dict[str, Tensor] = {}
         if "rank" in fields:
             found["rank"] = self._rank()
@@ -246,15 +246,9 @@ class Block:
         return p
 
     def _rank(self) -> Tensor:
-        x, labels = self.x, self.rows.classes[:, None]
-        at_label = x.gather(1, labels)
-        room = torch.empty_like(x)  # comparisons into the same dtype are several times faster, and exact up to 2 ** 24
-        lower = torch.lt(x, at_label, out=room).sum(-1)
-        equal = torch.eq(x, at_label, out=room)
-        not_before = equal.sum(-1)
-        if not (x.is_cpu and bool((not_before <= 1).all())):
-            not_before = equal.masked_fill_(torch.arange(x.shape[-1], device=x.device) < labels, 0).sum(-1)
-        return (x.shape[-1] - lower - not_before).int()
+        few = max(1, len(self.x) // 8) if self.x.is_cpu else len(self.x)
+        starts = range(0, len(self.x), few)
+        return torch.cat([_rank(self.x[i : i + few], self.rows.classes[i : i + few, None]) for i in starts])
 
     def top_ids(self, k: int) -> Tensor:
         """Ids of the `k` largest logits, `(r, k)` int32, best first; among equals the smaller id first."""
@@ -286,6 +280,18 @@ class Block:
     def _finite_count(self) -> Tensor:
         width = self.x.shape[-1]
         return torch.full_like(self._sum, width) if self._dropped is None else width - self._dropped.sum(-1)
+
+
+def _rank(x: Tensor, labels: Tensor) -> Tensor:
+    """Place of `labels` `(r, 1)` among the logits `x` `(r, V)`, `(r,)` int32."""
+    at_label = x.gather(1, labels)
+    room = torch.empty_like(x)  # comparisons into the same dtype are several times faster, and exact up to 2 ** 24
+    lower = torch.lt(x, at_label, out=room).sum(-1)
+    equal = torch.eq(x, at_label, out=room)
+    not_before = equal.sum(-1)
+    if not (x.is_cpu and bool((not_before <= 1).all())):
+        not_before = equal.masked_fill_(torch.arange(x.shape[-1], device=x.device) < labels, 0).sum(-1)
+    return (x.shape[-1] - lower - not_before).int()
 
 
 def _first_ids(x: Tensor, values: Tensor) -> Tensor:
