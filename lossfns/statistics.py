@@ -198,7 +198,7 @@ class Block:
         self.x, self.p, self.rows = x, p, rows
 
     def measure(self, fields: Sequence[str]) -> dict[str, Tensor]:
-        """The statistics `fields`, `(r,)` each; what reads the logits comes before the softmax, which may overwrite them."""
+        """The statistics `fields`, `(r,)` each. What reads the logits comes first: the softmax may overwrite them."""
         found: dict[str, Tensor] = {}
         if "rank" in fields:
             found["rank"] = self._rank()
