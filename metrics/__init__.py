@@ -1,10 +1,10 @@
 """Metrics for `Trainer(compute_metrics=...)`: statistics per sample -> sums -> a flat dict of Python floats."""
 
+from ._classification import classification, multi_label
 from ._metric import Metric, build
-from .classification import classification, multi_label
+from ._regression import regression
 from .directions import best_model_kwargs
 from .language import language_modeling
-from .regression import regression
 from .thresholds import tuned_thresholds
 
 __all__ = [

@@ -34,10 +34,9 @@ def class_names(num_classes: int | None, id2label: Mapping[int, str] | None) -> 
 
 
 def named_predictions(predictions: Any) -> Columns:
-    """Return the arrays of predictions by name; alone, integers are `ids` and floats are `probabilities`."""
-    if isinstance(predictions, np.ndarray):
-        return {"probabilities" if predictions.dtype.kind == "f" else "ids": predictions}
-    return named_columns(predictions)
+    """Return predictions by name; integers alone are `ids`, floats alone have no name, because they may be logits."""
+    alone = isinstance(predictions, np.ndarray) and predictions.dtype.kind in "iu"
+    return {"ids": predictions} if alone else named_columns(predictions)
 
 
 def missing(wanted: str, predictions: Any) -> ValueError:
@@ -100,8 +99,8 @@ def check_probabilities(probabilities: Array, shape: tuple[int, ...], *, softmax
         problem = "don't sum to 1 over the classes"
     if problem:
         raise ValueError(
-            f"the values taken for probabilities {problem}. Logits are never converted here: set "
-            f"preprocess_logits_for_metrics to reducers.probabilities ({'softmax' if softmax else 'sigmoid'})"
+            f"the column 'probabilities' has values that {problem}. Logits are never converted here; what returns "
+            f"probabilities is reducers.probabilities{'' if softmax else ' with multi_label=True'}"
         )
 
 

@@ -3,10 +3,10 @@
 from typing import TypedDict
 
 from . import _keys
+from ._classification import DIRECTIONS as CLASSIFICATION
 from ._metric import Metric
-from .classification import DIRECTIONS as CLASSIFICATION
+from ._regression import DIRECTIONS as REGRESSION
 from .language import DIRECTIONS as LANGUAGE
-from .regression import DIRECTIONS as REGRESSION
 
 # Every key of every metric of this package.
 DIRECTIONS: dict[str, bool | None] = {**LANGUAGE, **CLASSIFICATION, **REGRESSION}

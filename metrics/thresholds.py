@@ -4,8 +4,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from . import confusion
+from ._classification import label_pairs
 from ._evaluation import Array
-from .classification import label_pairs
 
 UNTUNED = 0.5
 

@@ -12,7 +12,7 @@ from scipy import stats
 from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score, root_mean_squared_error
 
 from metrics import best_model_kwargs, build, directions, regression
-from metrics.regression import DIRECTIONS
+from metrics._regression import DIRECTIONS
 
 from .evaluations import assert_modes_agree, evaluation, sized
 
@@ -34,8 +34,8 @@ def score(predictions, labels, **options):
 def truth(predictions, labels):
     """scikit-learn and scipy, a target at a time, over the labels that are known."""
     found = {key: [] for key in DIRECTIONS}
-    for x, y in zip(np.atleast_2d(predictions.T), np.atleast_2d(labels.T), strict=True):
-        x, y = x[y != MISSING].astype(np.float64), y[y != MISSING].astype(np.float64)
+    for guesses, aims in zip(np.atleast_2d(predictions.T), np.atleast_2d(labels.T), strict=True):
+        x, y = (array[aims != MISSING].astype(np.float64) for array in (guesses, aims))
         found["mse"].append(mean_squared_error(y, x))
         found["rmse"].append(root_mean_squared_error(y, x))
         found["mae"].append(mean_absolute_error(y, x))

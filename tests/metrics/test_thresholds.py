@@ -24,7 +24,7 @@ def best_by_trying(probabilities, labels):
     scores = {
         float(at): f1_score(labels, probabilities >= at, zero_division=0) for at in sorted({*probabilities.tolist()})
     }
-    best = max(scores.values())
+    best = max(scores.values(), default=0.0)
     return max(at for at, value in scores.items() if value >= best - 1e-12) if labels.any() else 0.5
 
 
@@ -42,7 +42,7 @@ def test_no_probability_gives_a_better_f1(seed, samples):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_the_metric_reaches_what_was_tuned(dtype):
     probabilities, labels = drawn(0, 200, dtype=dtype)
-    evaluated = evaluation(probabilities, labels)
+    evaluated = evaluation({"probabilities": probabilities}, labels)
     tuned = multi_label(3, threshold=tuned_thresholds(probabilities, labels), average="per_class")(evaluated)
     plain = multi_label(3, average="per_class")(evaluated)
     for k in range(3):
@@ -65,7 +65,7 @@ def test_thresholds_are_plain_floats():
 @pytest.mark.parametrize(
     ("probabilities", "labels", "message"),
     [
-        (np.array([[3.0]]), np.array([[1]]), r"reducers\.probabilities \(sigmoid\)"),
+        (np.array([[3.0]]), np.array([[1]]), r"reducers\.probabilities with multi_label=True"),
         (np.array([[0.5]]), np.array([[2]]), "0, 1, or -100"),
         (np.array([0.5]), np.array([1]), r"\(samples, classes\)"),
         (np.array([[0.5, 0.2]]), np.array([[1]]), "the labels ask for"),

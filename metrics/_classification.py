@@ -57,9 +57,9 @@ def classification(
 ) -> Metric:
     """Score one class a label: agreement, precision, recall, F1, and probabilities where the reducer kept them.
 
-    Predictions are ids of the labels' shape, (B,) or (B, T); or probabilities with one dimension more; or a dict that
-    holds some of the columns `ids`, `probabilities` and `confusion` (B, C * C), counts a sample of true x predicted
-    class. Counts come from `confusion`, else from `ids`, else from the largest probability. Keys:
+    Predictions are ids of the labels' shape, (B,) or (B, T), or a dict that holds some of the columns `ids`,
+    `probabilities` (of the labels' shape and a dimension of C) and `confusion` (B, C * C), counts a sample of true x
+    predicted class. Counts come from `confusion`, else from `ids`, else from the largest probability. Keys:
 
     - `accuracy`, `balanced_accuracy`, `matthews_correlation` (0.0 for constant predictions), `cohen_kappa`;
     - `precision_{average}`, `recall_{average}`, `f1_{average}`; for "binary" without a suffix; for "per_class"
@@ -121,9 +121,8 @@ def multi_label(
 ) -> Metric:
     """Score any number of classes a sample, from probabilities and thresholds.
 
-    Labels are (B, C) of 0 and 1, integers or floats, -100 where a label is not known. Predictions are probabilities
-    (B, C), alone or as the column `probabilities`; a class is predicted where its probability is at least the
-    threshold. Keys:
+    Labels are (B, C) of 0 and 1, integers or floats, -100 where a label is not known. Predictions hold the
+    column `probabilities` (B, C); a class is predicted where its probability is at least the threshold. Keys:
 
     - `precision_{average}`, `recall_{average}`, `f1_{average}`, for "per_class" as `f1/{label}`; 0 / 0 is 0.0, as in
       scikit-learn, and a class or sample without any known label is left out;
@@ -151,8 +150,8 @@ def multi_label(
 
     Example:
         >>> from types import SimpleNamespace
-        >>> evaluated = SimpleNamespace(predictions=np.array([[0.9, 0.2]]), label_ids=np.array([[1, 1]]))
-        >>> multi_label(2)(evaluated)["recall_micro"]
+        >>> kept = {"probabilities": np.array([[0.9, 0.2]])}
+        >>> multi_label(2)(SimpleNamespace(predictions=kept, label_ids=np.array([[1, 1]])))["recall_micro"]
         0.5
     """
     names = class_names(num_classes, id2label)
@@ -173,7 +172,7 @@ def class_counts(predictions: Any, labels: Any, *, num_classes: int) -> Columns:
     """Return the columns that `class_scores` reads.
 
     Args:
-        predictions: ids, probabilities, or a dict with columns, as for `classification`.
+        predictions: ids, or a dict with columns, as for `classification`.
         labels: integers (B,) or (B, T), -100 where ignored.
         num_classes: number of classes C.
 
@@ -198,7 +197,7 @@ def class_counts(predictions: Any, labels: Any, *, num_classes: int) -> Columns:
         return {"confusion": _checked_confusion(found["confusion"], num_classes), **columns}
     if ids is None:
         sources = ", ".join(f"{name} (reducers.{source})" for name, source in COLUMNS.items())
-        raise missing(f"predicted ids, probabilities, or a dict with one of the columns {sources}", predictions)
+        raise missing(f"predicted ids, or a dict with one of the columns {sources}", predictions)
     cells = labels[active].astype(np.int64) * num_classes + ids
     return {"confusion": tally(active, cells, num_classes**2), **columns}
 
@@ -277,7 +276,7 @@ def label_counts(predictions: Any, labels: Any, *, thresholds: tuple[float, ...]
     """Return the columns that `label_scores` reads.
 
     Args:
-        predictions: probabilities (B, C), alone or as a column.
+        predictions: a dict with the column `probabilities` (B, C).
         labels: 0, 1 or -100 (B, C).
         thresholds: for each class the smallest probability with which it is predicted.
 
@@ -398,7 +397,7 @@ def _ranking(statistics: Any) -> Metric:
 def _probabilities(predictions: Any) -> Array:
     found = named_predictions(predictions)
     if "probabilities" not in found:
-        raise missing("probabilities, alone or as the column 'probabilities' (reducers.probabilities)", predictions)
+        raise missing("the column 'probabilities' (reducers.probabilities)", predictions)
     return found["probabilities"]
 
 
