@@ -1,10 +1,14 @@
 """Losses for the stock Trainer's `compute_loss_func`, and the terms and statistics they are made of."""
 
+from .classification import classification_loss, multi_label_loss, token_classification_loss
 from .hidden import head_token_statistics, hidden_states
 from .language import causal_lm_loss, masked_lm_loss, seq2seq_lm_loss
+from .ordinal import coral_levels, corn_levels, ordinal_loss
+from .regression import gaussian_nll, huber, log_cosh, mae, mse, poisson_nll, quantile, regression_loss
 from .statistics import token_statistics
 from .terms import (
     Combined,
+    asymmetric,
     class_weighted,
     cross_entropy,
     focal,
@@ -14,19 +18,40 @@ from .terms import (
     weighted_sum,
     z_loss,
 )
+from .weights import balanced_class_weights, balanced_pos_weight, class_counts, effective_number_weights, ldam_margins
 
 __all__ = [
     "Combined",
+    "asymmetric",
+    "balanced_class_weights",
+    "balanced_pos_weight",
     "causal_lm_loss",
+    "class_counts",
     "class_weighted",
+    "classification_loss",
+    "coral_levels",
+    "corn_levels",
     "cross_entropy",
+    "effective_number_weights",
     "focal",
+    "gaussian_nll",
     "head_token_statistics",
     "hidden_states",
+    "huber",
+    "ldam_margins",
+    "log_cosh",
+    "mae",
     "masked_lm_loss",
+    "mse",
+    "multi_label_loss",
+    "ordinal_loss",
+    "poisson_nll",
     "poly1",
+    "quantile",
+    "regression_loss",
     "seq2seq_lm_loss",
     "smoothed_cross_entropy",
+    "token_classification_loss",
     "token_statistics",
     "token_weighted",
     "weighted_sum",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import mul
 from typing import Any
 
 import torch
@@ -12,9 +14,9 @@ from torch import Tensor
 from ._autograd import autocast_off, hand_over, refuse_second_order, refuse_transforms, unhooked
 from ._rows import Rows, compute_dtype, write
 from .alignment import Alignment
-from .normalization import divide
+from .normalization import divide, share
 from .statistics import blocks, check_overwritable, empty, gradient_room, join, row_statistics
-from .terms import STATISTICS, Term, name_of, parameters
+from .terms import STATISTICS, Term, factors, name_of, parameters
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,20 @@ class BoundTerm:
             )
         return values.to(like.dtype)
 
+    def weights(self) -> Tensor:
+        """What each item weighs, `(n,)`: the product of the factors of the term.
+
+        Raises:
+            ValueError: the term as a whole is not weighted.
+        """
+        found = [factor(**{name: self.given[name] for name in parameters(factor)}) for factor in factors(self.term)]
+        if not found:
+            raise ValueError(
+                f"normalize='weights' divides by the weights of the items, but the term {name_of(self.term)} has none: "
+                "make class_weighted(...) or token_weighted(...) the outermost one, or drop normalize"
+            )
+        return reduce(mul, found)
+
     def slopes(self, measured: Mapping[str, Tensor], here: slice, count: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Values of a chunk and the derivative of their share of the loss by each statistic."""
         with torch.enable_grad(), unhooked():
@@ -50,25 +66,40 @@ class BoundTerm:
             values = self(leaves, here)
             if not values.requires_grad:
                 return values, {}
-            found = torch.autograd.grad(divide(values, count), list(leaves.values()), allow_unused=True)
+            found = torch.autograd.grad(values, list(leaves.values()), share(values, count), allow_unused=True)
         return values.detach(), {name: slope for name, slope in zip(leaves, found, strict=True) if slope is not None}
 
 
-def bind(term: Term, pairs: Alignment, extras: Mapping[str, Tensor], classes: int) -> BoundTerm:
-    """Find what a term asks for, gather it at the scored labels, and try the term on up to two items.
+def bind(
+    term: Term,
+    pairs: Alignment,
+    extras: Mapping[str, Tensor],
+    *,
+    statistics: Sequence[str] = STATISTICS,
+    classes: int | None = None,
+) -> BoundTerm:
+    """Find what a term asks for and gather it at the scored labels.
+
+    Args:
+        term: what is minimised.
+        pairs: the scored labels.
+        extras: the other tensors of a dict of labels.
+        statistics: what the loss can measure.
+        classes: number of classes, where labels are class ids.
 
     Raises:
-        TypeError: the term asks for something unknown, or does not return one value an item.
-        ValueError: its class weights are for another number of classes.
+        TypeError: the term asks for something unknown, or for no statistic.
+        ValueError: it holds weights for another number of classes.
     """
-    names = parameters(term, extras)
+    known = statistics if pairs.rows.targets is None else (*statistics, "labels")
+    names = parameters(term, extras, known)
     wanted = getattr(term, "classes", None)
     if wanted not in (None, classes):
         raise ValueError(f"the term {term!r} holds weights for {wanted} classes, the logits have {classes}")
-    fields = tuple(name for name in STATISTICS if name in names)
+    fields = tuple(name for name in statistics if name in names)
     if not fields:
         raise TypeError(
-            f"the term {name_of(term)} asks for no statistic; it needs at least one of {', '.join(STATISTICS)}"
+            f"the term {name_of(term)} asks for no statistic; it needs at least one of {', '.join(statistics)}"
         )
     given = {name: pairs.gather(extras[name], name) for name in names if name in extras}
     if "labels" in names:
@@ -117,7 +148,7 @@ class _TermLoss(torch.autograd.Function):
         values, start = [], 0
         flat = gradient_room(logits, rows, storage)
         with autocast_off(logits.device):
-            for block in blocks(logits if storage is None else storage, rows):
+            for block in blocks(logits if storage is None else storage, rows, flat):
                 here = slice(start, start := start + len(block.rows))
                 value, slopes = bound.slopes(block.measure(bound.fields), here, count)
                 write(flat, block.rows, block.gradient(slopes))

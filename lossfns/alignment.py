@@ -14,6 +14,8 @@ from ._rows import Rows
 
 IGNORED = -100  # what the Trainer does not count, whatever a loss would like to ignore
 
+Outputs = Tensor | Mapping[str, Any] | Sequence[Any]
+Labels = Tensor | Mapping[str, Tensor]
 Selector = Callable[[Any], Tensor]
 
 _NO_LOGITS = (
@@ -185,7 +187,7 @@ def align(
     positions = lead * labels.shape[-1] + place + shift
     rows = lead * length + place + extra
     targets = host.flatten()[positions]
-    _check_range(targets, logits.shape[-1], ignore_index)
+    check_range(targets, logits.shape[-1], ignore_index)
     moved = torch.stack([rows, positions, targets]).to(logits.device, non_blocking=True)
     return Alignment(Rows(rows, moved[0], moved[2]), moved[1], labels.shape)
 
@@ -223,14 +225,15 @@ def _check_shapes(logits: Tensor, labels: Tensor, shift: int) -> None:
         raise ValueError(f"logits {tuple(logits.shape)} have more rows than labels {tuple(labels.shape)}")
 
 
-def _check_range(targets: Tensor, classes: int, ignore_index: int) -> None:
+def check_range(targets: Tensor, classes: int, ignore_index: int = IGNORED) -> None:
+    """Raise ValueError where a label is none of the classes."""
     if not targets.numel():
         return
     smallest, largest = int(targets.min()), int(targets.max())
     if smallest < 0 or largest >= classes:
         wrong = smallest if smallest < 0 else largest
         raise ValueError(
-            f"label {wrong} is out of range: the logits have {classes} classes, so labels must be 0 to {classes - 1}, "
+            f"label {wrong} is out of range: there are {classes} classes, so labels must be 0 to {classes - 1}, "
             f"or {ignore_index} where nothing is predicted. Another ignored id (255, pad) is mapped by "
             f"lossfns.collators.replace_labels(collator, {{{wrong}: {ignore_index}}})"
         )

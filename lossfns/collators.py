@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,12 +49,88 @@ def mask_first_label(collator: Collator) -> MaskFirstLabel:
     return MaskFirstLabel(collator)
 
 
-def batch_labels(batch: Batch) -> Tensor:
-    """The integer labels `(B, S)` of a batch, or an error that says what is there instead."""
+@dataclass(frozen=True)
+class ReplaceLabels:
+    """See `replace_labels`."""
+
+    collator: Collator
+    replacements: Mapping[int, int]
+
+    def __call__(self, features: list[Any]) -> Batch:
+        batch = self.collator(features)
+        before = batch_labels(batch, dimensions=None).long()
+        labels = before.clone()
+        for old, new in self.replacements.items():
+            labels[before == old] = new
+        return {**batch, "labels": labels}
+
+
+def replace_labels(collator: Collator, replacements: Mapping[int, int]) -> ReplaceLabels:
+    """Replace label ids, all at once: above all another mark of "no label" by -100, which the Trainer does not count.
+
+    Args:
+        collator: any data collator that returns integer `labels` of any shape and dtype.
+        replacements: `{old: new}`, as in `{255: -100}` for segmentation maps.
+
+    Returns:
+        A picklable collator; its labels are int64.
+
+    Raises:
+        TypeError: a replacement is not a pair of integers.
+
+    Example:
+        >>> import torch
+        >>> collate = replace_labels(lambda features: {"labels": torch.tensor(features)}, {255: -100, 1: 0})
+        >>> collate([[0, 1], [2, 255]])["labels"]
+        tensor([[   0,    0],
+                [   2, -100]])
+    """
+    if not all(type(value) is int for pair in replacements.items() for value in pair):
+        raise TypeError(f"replacements map integers to integers, as in {{255: {IGNORED}}}, got {replacements!r}")
+    return ReplaceLabels(collator, dict(replacements))
+
+
+@dataclass(frozen=True)
+class MaskMissing:
+    """See `mask_missing`."""
+
+    collator: Collator
+
+    def __call__(self, features: list[Any]) -> Batch:
+        batch = self.collator(features)
+        labels = batch.get("labels")
+        if not isinstance(labels, Tensor) or not labels.is_floating_point():
+            raise ValueError(f"the collator must return floating labels, got {_described(labels)}")
+        return {**batch, "labels": labels.masked_fill(labels.isnan(), IGNORED)}
+
+
+def mask_missing(collator: Collator) -> MaskMissing:
+    """Replace NaN labels by -100.0, which the Trainer does not count and `regression_loss` and others leave out.
+
+    Args:
+        collator: any data collator that returns floating `labels` of any shape.
+
+    Returns:
+        A picklable collator.
+
+    Example:
+        >>> import torch
+        >>> collate = mask_missing(lambda features: {"labels": torch.tensor(features)})
+        >>> collate([0.5, float("nan")])["labels"]
+        tensor([   0.5000, -100.0000])
+    """
+    return MaskMissing(collator)
+
+
+def batch_labels(batch: Batch, *, dimensions: int | None = 2) -> Tensor:
+    """The integer labels of a batch, `(B, S)` unless told otherwise, or an error that says what is there instead."""
     labels = batch.get("labels")
-    if not isinstance(labels, Tensor) or labels.ndim != 2 or labels.is_floating_point():
-        given = (
-            f"{labels.dtype} of shape {tuple(labels.shape)}" if isinstance(labels, Tensor) else type(labels).__name__
-        )
-        raise ValueError(f"the collator must return integer labels of shape (batch, sequence), got {given}")
+    fits = isinstance(labels, Tensor) and dimensions in (None, labels.ndim) and not labels.is_floating_point()
+    if not isinstance(labels, Tensor) or not fits:
+        shape = "" if dimensions is None else " of shape (batch, sequence)"
+        raise ValueError(f"the collator must return integer labels{shape}, got {_described(labels)}")
     return labels
+
+
+def _described(labels: Any) -> str:
+    return f"{labels.dtype} of shape {tuple(labels.shape)}" if isinstance(labels, Tensor) else type(labels).__name__

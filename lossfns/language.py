@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Literal
 
 from torch import Tensor
 
 from ._autograd import uncompiled
-from ._term_loss import bind
-from .alignment import Selector, align, split_labels
+from .alignment import Labels, Outputs, Selector, split_labels
 from .hidden import HiddenStates
-from .normalization import NumItems, item_count
-from .sources import open_source
+from .normalization import NumItems, by_weights
+from .sources import label_loss, open_source
 from .terms import Term, cross_entropy
 
-Outputs = Tensor | Mapping[str, Any] | Sequence[Any]
-Labels = Tensor | Mapping[str, Tensor]
+Normalize = Literal["tokens", "weights"]
 
 
 def causal_lm_loss(
@@ -26,6 +23,7 @@ def causal_lm_loss(
     *,
     term: Term = cross_entropy,
     shift: int = 1,
+    normalize: Normalize = "tokens",
     select: Selector | None = None,
     source: HiddenStates | None = None,
     overwrite_logits: bool = False,
@@ -39,6 +37,8 @@ def causal_lm_loss(
             the labels of this call.
         term: what is minimised a token.
         shift: the label at `i` is predicted by the logit at `i - shift`.
+        normalize: divide by the number of "tokens", also where they are weighted, or by their "weights": torch's
+            weighted mean, exact without gradient accumulation in one process only.
         select: a function of `outputs` that picks the logits.
         source: `hidden_states(model)`: read hidden states and head instead of logits, which then never exist.
         overwrite_logits: write the gradient over the logits and empty them: no memory beside the logits themselves, and
@@ -65,6 +65,7 @@ def causal_lm_loss(
         num_items_in_batch,
         term,
         shift,
+        normalize=normalize,
         select=select,
         source=source,
         overwrite_logits=overwrite_logits,
@@ -77,6 +78,7 @@ def masked_lm_loss(
     num_items_in_batch: NumItems = None,
     *,
     term: Term = cross_entropy,
+    normalize: Normalize = "tokens",
     select: Selector | None = None,
     source: HiddenStates | None = None,
     overwrite_logits: bool = False,
@@ -89,7 +91,15 @@ def masked_lm_loss(
         tensor(1.3863)
     """
     return token_loss(
-        outputs, labels, num_items_in_batch, term, 0, select=select, source=source, overwrite_logits=overwrite_logits
+        outputs,
+        labels,
+        num_items_in_batch,
+        term,
+        0,
+        normalize=normalize,
+        select=select,
+        source=source,
+        overwrite_logits=overwrite_logits,
     )
 
 
@@ -99,6 +109,7 @@ def seq2seq_lm_loss(
     num_items_in_batch: NumItems = None,
     *,
     term: Term = cross_entropy,
+    normalize: Normalize = "tokens",
     select: Selector | None = None,
     source: HiddenStates | None = None,
     overwrite_logits: bool = False,
@@ -114,7 +125,15 @@ def seq2seq_lm_loss(
         tensor(1.3863)
     """
     return token_loss(
-        outputs, labels, num_items_in_batch, term, 0, select=select, source=source, overwrite_logits=overwrite_logits
+        outputs,
+        labels,
+        num_items_in_batch,
+        term,
+        0,
+        normalize=normalize,
+        select=select,
+        source=source,
+        overwrite_logits=overwrite_logits,
     )
 
 
@@ -126,14 +145,20 @@ def token_loss(
     term: Term,
     shift: int,
     *,
+    normalize: Normalize = "tokens",
     select: Selector | None = None,
     source: HiddenStates | None = None,
     overwrite_logits: bool = False,
 ) -> Tensor:
-    """What every loss of one class id an item shares: choose, align, bind, measure, divide."""
+    """What the losses of language models share: open the source, then as for any label."""
     ids, extras = split_labels(labels)
-    opened = open_source(outputs, ids, select, source)
-    pairs = align(opened.like, ids, shift=shift, padded=opened.padded)
-    count = item_count(num_items_in_batch, len(pairs.rows), opened.like.device)
-    bound = bind(term, pairs, extras, opened.like.shape[-1])
-    return opened.loss(pairs.rows, bound, count, overwrite_logits=overwrite_logits)
+    return label_loss(
+        open_source(outputs, ids, select, source),
+        ids,
+        extras,
+        num_items_in_batch,
+        term,
+        shift=shift,
+        weighted=by_weights(normalize, "tokens"),
+        overwrite_logits=overwrite_logits,
+    )

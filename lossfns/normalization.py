@@ -34,6 +34,40 @@ def item_count(num_items_in_batch: NumItems, own: int | Tensor, device: torch.de
     return torch.as_tensor(count, dtype=accumulator_dtype(device), device=device).sum().clamp(min=1)
 
 
+def by_weights(normalize: str, unit: str) -> bool:
+    """Whether a loss divides by the weights of its items instead of their number.
+
+    Raises:
+        ValueError: `normalize` is neither the loss's unit nor "weights".
+    """
+    if normalize not in (unit, "weights"):
+        raise ValueError(f"normalize must be {unit!r} or 'weights', not {normalize!r}")
+    return normalize == "weights"
+
+
+def weigh(count: Tensor, weights: Tensor, own: int) -> Tensor:
+    """The count in units of weight: times the mean weight of the `own` items of this call.
+
+    That is the sum of the weights, torch's weighted mean, where the call is the whole window. In a part of it (gradient
+    accumulation, several processes) the mean weight of the window is not known, and that of the part stands for it.
+
+    Args:
+        count: what `item_count` returns.
+        weights: weights of the items, or shares of them, of any length.
+        own: items of this call.
+
+    Returns:
+        0-d float64; the plain count where no item has weight.
+    """
+    mean = weights.sum(dtype=count.dtype) / max(own, 1)
+    return torch.where(mean > 0, count * mean, count)
+
+
 def divide(values: Tensor, count: Tensor) -> Tensor:
     """Sum per-item values `(n,)` in float64 and divide them by `count`: a fresh 0-d tensor of the values' dtype."""
     return (values.sum(dtype=count.dtype) / count).to(values.dtype)
+
+
+def share(values: Tensor, count: Tensor) -> Tensor:
+    """The derivative of `divide(values, count)` by each of the values, `(n,)`."""
+    return count.reciprocal().to(values.dtype).expand_as(values)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from ._head import Head, head_statistics, head_term_loss, head_top_ids
+from ._head import head_statistics, head_term_loss, head_top_ids
+from ._products import Head
 from ._rows import Rows
-from ._term_loss import BoundTerm, term_loss
-from .alignment import Selector, select_logits
+from ._term_loss import BoundTerm, bind, term_loss
+from .alignment import Selector, align, select_logits
 from .hidden import HiddenStates, stand_in
+from .normalization import NumItems, item_count, weigh
 from .statistics import row_statistics, top_ids
+from .terms import Term
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,24 @@ def open_source(outputs: Any, labels: Tensor | None, select: Selector | None, so
     if select is not None:
         raise ValueError("select= picks logits, source= does without them: give one of the two")
     rows = labels.shape[0] if labels is not None else select_logits(outputs, None).shape[0]
-    hidden, head = source.read(outputs, rows)
-    if torch.is_grad_enabled() and hidden.requires_grad:
-        source.release()
-    return FromHidden(hidden, head)
+    return FromHidden(*source.read(outputs, rows))
+
+
+def label_loss(
+    source: Source,
+    ids: Tensor,
+    extras: Mapping[str, Tensor],
+    num_items_in_batch: NumItems,
+    term: Term,
+    *,
+    shift: int = 0,
+    weighted: bool = False,
+    overwrite_logits: bool = False,
+) -> Tensor:
+    """What every loss of one class id an item shares: align, bind, measure, divide by the items or their weights."""
+    pairs = align(source.like, ids, shift=shift, padded=source.padded)
+    count = item_count(num_items_in_batch, len(pairs.rows), source.like.device)
+    bound = bind(term, pairs, extras, classes=source.like.shape[-1])
+    if weighted:
+        count = weigh(count, bound.weights(), len(pairs.rows))
+    return source.loss(pairs.rows, bound, count, overwrite_logits=overwrite_logits)

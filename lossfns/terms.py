@@ -8,6 +8,7 @@ of a dict of labels; parameters with a default are options, bound with `functool
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -18,8 +19,10 @@ import torch
 from torch import Tensor
 
 Term = Callable[..., Tensor]
+ClassValues = Sequence[float] | Tensor | Any  # one number a class: a list, an array, a tensor
 
 STATISTICS = ("log_prob", "log_normalizer", "mean_logit", "entropy")
+KNOWN = (*STATISTICS, "labels")
 
 
 def cross_entropy(log_prob: Tensor) -> Tensor:
@@ -61,8 +64,7 @@ def smoothed_cross_entropy(
         >>> smoothed_cross_entropy(logits[:, 0] - lse, lse, logits.mean(-1), label_smoothing=0.1)
         tensor([0.2269])
     """
-    if not 0.0 <= label_smoothing <= 1.0:
-        raise ValueError(f"label_smoothing must be in [0, 1], got {label_smoothing}")
+    check_smoothing(label_smoothing)
     return torch.lerp(-log_prob, log_normalizer - mean_logit, label_smoothing)
 
 
@@ -127,6 +129,41 @@ def z_loss(log_normalizer: Tensor) -> Tensor:
         tensor([9.])
     """
     return log_normalizer.square()
+
+
+def asymmetric(
+    log_prob: Tensor, outcome: Tensor, *, gamma_pos: float = 0.0, gamma_neg: float = 4.0, clip: float = 0.05
+) -> Tensor:
+    """Focal loss of `multi_label_loss` that turns easy negatives down more, and drops those below a probability.
+
+    Args:
+        log_prob: log-probability of the outcome, `(n,)`, nats.
+        outcome: whether the label is present, `(n,)` bool.
+        gamma_pos: focusing exponent of present labels, at least 0.
+        gamma_neg: focusing exponent of absent labels, at least 0.
+        clip: probability taken off absent labels, in `[0, 1)`; what falls below 0 costs nothing.
+
+    Returns:
+        `(n,)`, nats.
+
+    Source:
+        Ridnik, Ben-Baruch, Zamir, Noy, Friedman, Protter, Zelnik-Manor: Asymmetric Loss For Multi-Label
+        Classification (2021), equation 7.
+
+    Example:
+        >>> asymmetric(torch.tensor([0.5, 0.5]).log(), torch.tensor([True, False]))
+        tensor([0.6931, 0.0245])
+    """
+    if not 0.0 <= clip < 1.0:
+        raise ValueError(f"clip must be a probability in [0, 1), got {clip}")
+    clipped = torch.logaddexp(log_prob, log_prob.new_tensor(clip).log()).clamp(max=0)
+    return torch.where(outcome, focal(log_prob, gamma=gamma_pos), focal(clipped, gamma=gamma_neg))
+
+
+def check_smoothing(label_smoothing: float) -> None:
+    """Raise ValueError unless `label_smoothing` is a mass."""
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise ValueError(f"label_smoothing must be in [0, 1], got {label_smoothing}")
 
 
 def _miss(log_prob: Tensor) -> Tensor:
@@ -210,7 +247,7 @@ def token_weighted(term: Term) -> Combined:
     return Combined((term,), (1.0,), _token_weight, _classes([term]))
 
 
-def class_weighted(term: Term, weights: Sequence[float] | Tensor | Any) -> Combined:
+def class_weighted(term: Term, weights: ClassValues) -> Combined:
     """The term times the weight of the item's class.
 
     Args:
@@ -226,9 +263,7 @@ def class_weighted(term: Term, weights: Sequence[float] | Tensor | Any) -> Combi
         tensor([1., 3.])
     """
     parameters(term)
-    table = torch.as_tensor(weights).detach().to("cpu", torch.float64)
-    if table.ndim != 1 or not bool(torch.isfinite(table).all()) or bool((table < 0).any()):
-        raise ValueError(f"class weights must be one finite number >= 0 a class, shape (C,), got {weights!r}")
+    table = class_table(weights, "class weights", smallest=0.0)
     return Combined((term,), (1.0,), partial(_class_weight, table=table), _classes([term], table.numel()))
 
 
@@ -238,6 +273,27 @@ def _token_weight(token_weights: Tensor) -> Tensor:
 
 def _class_weight(labels: Tensor, *, table: Tensor) -> Tensor:
     return table.to(labels.device)[labels]
+
+
+def class_table(values: ClassValues, name: str, *, smallest: float = -math.inf) -> Tensor:
+    """Numbers by class as a `(C,)` float64 tensor on the host.
+
+    Raises:
+        ValueError: not one finite number of at least `smallest` a class.
+    """
+    table = torch.as_tensor(values, dtype=torch.float64, device="cpu").detach()
+    if table.ndim != 1 or not bool(torch.isfinite(table).all()) or bool((table < smallest).any()):
+        at_least = "" if smallest == -math.inf else f" >= {smallest:g}"
+        raise ValueError(f"{name} must be one finite number{at_least} a class, shape (C,), got {values!r}")
+    return table
+
+
+def factors(term: Term) -> tuple[Term, ...]:
+    """The factors that weight a whole term: of `class_weighted(token_weighted(term), ...)` both."""
+    if not isinstance(term, Combined):
+        return ()
+    inner = factors(term.terms[0]) if len(term.terms) == 1 else ()
+    return inner if term.factor is None else (term.factor, *inner)
 
 
 def _classes(terms: Iterable[Term], *more: int) -> int | None:
@@ -250,34 +306,36 @@ def _classes(terms: Iterable[Term], *more: int) -> int | None:
     return numbers.pop() if numbers else None
 
 
-def parameters(term: Term, extras: Iterable[str] | None = None) -> tuple[str, ...]:
+def parameters(term: Term, extras: Iterable[str] | None = None, known: Sequence[str] = KNOWN) -> tuple[str, ...]:
     """Names of the tensors a term asks for: its parameters without a default.
 
     Args:
         term: any callable with an inspectable signature.
         extras: names in the dict of labels; None leaves unknown names for later.
+        known: what the loss gives to a term.
 
     Raises:
-        TypeError: the term has `*args`, `**kwargs` or positional-only parameters, binds a statistic, or asks for a name
-            that is neither a statistic nor among the extras.
+        TypeError: the term has `*args`, `**kwargs` or positional-only parameters, binds what is given, or asks for a
+            name that is neither known nor among the extras.
     """
-    known = {*STATISTICS, "labels", *(extras or ())}
+    extras = None if extras is None else set(extras)
     names = []
     for parameter in inspect.signature(term).parameters.values():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise TypeError(
                 f"{name_of(term)}: parameter {parameter} is {parameter.kind.description}; a term names each tensor it "
-                f"takes: {', '.join((*STATISTICS, 'labels'))}, or an extra of the dict of labels"
+                f"takes: {', '.join(known)}, or an extra of the dict of labels"
             )
         if parameter.default is not parameter.empty:
-            if parameter.name in (*STATISTICS, "labels"):
+            if parameter.name in known:
                 raise TypeError(
                     f"{name_of(term)} binds '{parameter.name}', which is measured for each item; drop its value"
                 )
-        elif extras is not None and parameter.name not in known:
+        elif extras is not None and parameter.name not in {*known, *extras}:
             raise TypeError(
-                f"{name_of(term)} asks for '{parameter.name}'; known are {', '.join(sorted(known))}. An option needs a "
-                "default or a functools.partial, an extra tensor a dict of labels (collators.with_extras)"
+                f"{name_of(term)} asks for '{parameter.name}'; known are {', '.join(sorted({*known, *extras}))}. "
+                "An option needs a default or a functools.partial, an extra tensor a dict of labels "
+                "(collators.with_extras)"
             )
         else:
             names.append(parameter.name)

@@ -1,0 +1,172 @@
+"""Numbers a class from the labels of a training set: counts, weights, margins. Made once, before training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .alignment import IGNORED, check_range
+from .terms import ClassValues, class_table
+
+
+def class_counts(labels: Any, *, num_classes: int) -> Tensor:
+    """Count the labels of each class.
+
+    Args:
+        labels: class ids of any shape, -100 where there is none: a tensor, an array, or a sequence of ids or of
+            sequences of them (a column of a dataset, ragged or not).
+        num_classes: number of classes `C`, also of those that do not occur.
+
+    Returns:
+        `(C,)` float64, items.
+
+    Raises:
+        TypeError: labels are not integers.
+        ValueError: a label is out of range.
+
+    Example:
+        >>> class_counts([[0, 2, -100], [2]], num_classes=3)
+        tensor([1., 0., 2.], dtype=torch.float64)
+    """
+    ids = _flat(labels)
+    if (ids.is_floating_point() and ids.numel()) or ids.dtype == torch.bool:
+        raise TypeError(f"labels must be integer class ids, not {ids.dtype}")
+    ids = ids.long()
+    ids = ids[ids != IGNORED]
+    check_range(ids, num_classes)
+    return torch.bincount(ids, minlength=num_classes).double()
+
+
+def balanced_class_weights(labels: Any, *, num_classes: int) -> Tensor:
+    """Weights inverse to the size of each class, with mean 1 over the labels: every class weighs the same in all.
+
+    Args:
+        labels: as for `class_counts`.
+        num_classes: number of classes `C`.
+
+    Returns:
+        `(C,)` float64: labels / (C x labels of the class).
+
+    Raises:
+        TypeError: labels are not integers.
+        ValueError: a label is out of range, or a class has no label.
+
+    Source:
+        King, Zeng: Logistic Regression in Rare Events Data (2001); scikit-learn's `class_weight="balanced"`.
+
+    Example:
+        >>> balanced_class_weights([0, 0, 0, 1], num_classes=2)
+        tensor([0.6667, 2.0000], dtype=torch.float64)
+    """
+    counts = _present(labels, num_classes)
+    return _mean_one(1 / counts, counts)
+
+
+def effective_number_weights(labels: Any, *, num_classes: int, beta: float = 0.999) -> Tensor:
+    """Weights inverse to the effective number of labels of each class, with mean 1 over the labels.
+
+    The paper scales the weights to a sum of C; here their mean over the labels is 1, so that the size of the loss and
+    the learning rate stay what they are without weights.
+
+    Args:
+        labels: as for `class_counts`.
+        num_classes: number of classes `C`.
+        beta: in `[0, 1)`: 0 gives equal weights, towards 1 they become `balanced_class_weights`.
+
+    Returns:
+        `(C,)` float64.
+
+    Raises:
+        TypeError: labels are not integers.
+        ValueError: a label is out of range, a class has no label, `beta` is out of range.
+
+    Source:
+        Cui, Jia, Lin, Song, Belongie: Class-Balanced Loss Based on Effective Number of Samples (2019), equation 2.
+
+    Example:
+        >>> effective_number_weights([0, 0, 0, 1], num_classes=2, beta=0.5)
+        tensor([0.8421, 1.4737], dtype=torch.float64)
+    """
+    if not 0.0 <= beta < 1.0:
+        raise ValueError(f"beta must be in [0, 1), got {beta}")
+    counts = _present(labels, num_classes)
+    return _mean_one((1 - beta) / (1 - beta**counts), counts)
+
+
+def balanced_pos_weight(labels: Any, *, num_classes: int) -> Tensor:
+    """Weight of present labels with which, for each class, present and absent ones weigh the same in all.
+
+    Args:
+        labels: `(N, C)`, 1 present, 0 absent, -100 missing: a tensor, an array or a sequence of rows.
+        num_classes: number of classes `C`.
+
+    Returns:
+        `(C,)` float64: absent / present. A ratio to the weight of absent labels, which stays 1, so that its mean over
+        the labels is not 1.
+
+    Raises:
+        ValueError: another shape or value, or a class that is nowhere present or nowhere absent.
+
+    Example:
+        >>> balanced_pos_weight([[1, 0], [0, 1], [0, -100]], num_classes=2)
+        tensor([2., 1.], dtype=torch.float64)
+    """
+    table = _flat(labels).double()
+    if table.numel() % num_classes or not bool(((table == 0) | (table == 1) | (table == IGNORED)).all()):
+        raise ValueError(f"labels must be 1, 0 or {IGNORED}, {num_classes} a sample, shape (N, {num_classes})")
+    table = table.view(-1, num_classes)
+    present, absent = (table == 1).sum(0).double(), (table == 0).sum(0).double()
+    _refuse_absent(torch.minimum(present, absent), "are nowhere present, or everywhere")
+    return absent / present
+
+
+def ldam_margins(class_counts: ClassValues, *, max_margin: float = 0.5) -> Tensor:
+    """Margins for `classification_loss(margins=...)` that fall with the fourth root of the size of a class.
+
+    Args:
+        class_counts: items a class, `(C,)`, as `class_counts` returns them.
+        max_margin: margin of the rarest class, in units of the logits. The paper takes 0.5 for the cosines of a
+            normalised head and then multiplies logits by 30: with such a model, 30 times as much.
+
+    Returns:
+        `(C,)` float64.
+
+    Raises:
+        ValueError: a class has no item.
+
+    Source:
+        Cao, Wei, Gaidon, Arechiga, Ma: Learning Imbalanced Datasets with Label-Distribution-Aware Margin Loss (2019),
+        equations 10 to 13.
+
+    Example:
+        >>> ldam_margins([16, 1])
+        tensor([0.2500, 0.5000], dtype=torch.float64)
+    """
+    counts = class_table(class_counts, "class_counts", smallest=0.0)
+    _refuse_absent(counts, "have no label")
+    return max_margin * (counts.min() / counts) ** 0.25
+
+
+def _flat(labels: Any) -> Tensor:
+    """Labels in any container as one 1-D tensor on the host; rows of a sequence may differ in length."""
+    if hasattr(labels, "__array__"):
+        return torch.as_tensor(labels).detach().cpu().flatten()
+    return torch.cat([torch.as_tensor(row).detach().cpu().flatten() for row in labels] or [torch.empty(0)])
+
+
+def _present(labels: Any, num_classes: int) -> Tensor:
+    counts = class_counts(labels, num_classes=num_classes)
+    _refuse_absent(counts, "have no label")
+    return counts
+
+
+def _refuse_absent(counts: Tensor, what: str) -> None:
+    absent = (counts == 0).nonzero().flatten().tolist()
+    if absent:
+        raise ValueError(f"classes {absent} {what}: no weight balances them; leave them out, or give weights by hand")
+
+
+def _mean_one(weights: Tensor, counts: Tensor) -> Tensor:
+    return weights * counts.sum() / (weights * counts).sum()

@@ -1,0 +1,618 @@
+"""Classification, multi-label and ordinal losses against torch's own, loops and the papers' formulas, in float64."""
+
+import math
+import pickle
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers.modeling_outputs import SequenceClassifierOutput
+
+from lossfns import (
+    asymmetric,
+    class_weighted,
+    classification_loss,
+    coral_levels,
+    corn_levels,
+    cross_entropy,
+    focal,
+    masked_lm_loss,
+    multi_label_loss,
+    ordinal_loss,
+    smoothed_cross_entropy,
+    token_classification_loss,
+    token_weighted,
+    weighted_sum,
+    z_loss,
+)
+
+N = -100
+B, C = 6, 4
+KNOWN = 4  # labels that are not missing
+LABELS = torch.tensor([0, 3, N, 1, 1, N])
+WEIGHTS = [0.5, 2.0, 1.0, 3.0]
+FORMS = {
+    "None": None,
+    "int": KNOWN,
+    "int64": torch.tensor(KNOWN),
+    "float32": torch.tensor(float(KNOWN)),
+    "(1,)": torch.tensor([KNOWN]),
+    "DataParallel": torch.full((2, 1), KNOWN / 2),
+}
+
+
+def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return (2 * torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))).to(dtype)
+
+
+def soft_labels(seed: int = 1) -> torch.Tensor:
+    """Distributions with a class of chance 0 each; the rows of LABELS that are missing are missing here too."""
+    chances = normal(B, C, seed=seed).softmax(-1)
+    chances[:, 2] = 0
+    return (chances / chances.sum(-1, keepdim=True)).masked_fill((LABELS == N)[:, None], N)
+
+
+SOFT = soft_labels()
+MULTI = torch.tensor([[1, 0, N, 1], [0, 0, 0, 0], [N, N, N, N], [1, 1, 1, 1], [0, N, 1, 0], [0, 1, 0, N]])
+ANSWERED = int((MULTI != N).sum())
+
+
+def gradient(loss, logits: torch.Tensor) -> torch.Tensor:
+    logits = logits.detach().clone().requires_grad_()
+    loss(logits).backward()
+    return logits.grad
+
+
+def assert_same(found, expected, logits: torch.Tensor, tolerance: float = 1e-13) -> None:
+    """Two functions of the logits agree in value and gradient."""
+    torch.testing.assert_close(found(logits), expected(logits), rtol=0, atol=tolerance)
+    torch.testing.assert_close(gradient(found, logits), gradient(expected, logits), rtol=0, atol=tolerance)
+
+
+# --- one class of several --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2, 1.0])
+@pytest.mark.parametrize(("weights", "normalize"), [(None, "items"), (WEIGHTS, "items"), (WEIGHTS, "weights")])
+def test_hard_labels_are_torchs_cross_entropy(smoothing, weights, normalize):
+    options = {"weight": weights and torch.tensor(weights, dtype=torch.float64), "label_smoothing": smoothing}
+    found = partial(classification_loss, class_weights=weights, label_smoothing=smoothing, normalize=normalize)
+    assert_same(
+        lambda x: found(x, LABELS),
+        # torch's own mean over weighted samples divides by their weights.
+        lambda x: (
+            F.cross_entropy(x, LABELS, **options)
+            if normalize == "weights"
+            else F.cross_entropy(x, LABELS, **options, reduction="sum") / KNOWN
+        ),
+        normal(B, C),
+    )
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("weights", [None, WEIGHTS])
+def test_soft_labels_are_torchs_cross_entropy(smoothing, weights):
+    known = LABELS != N
+    weight = weights and torch.tensor(weights, dtype=torch.float64)
+    assert_same(
+        lambda x: classification_loss(x, SOFT, class_weights=weights, label_smoothing=smoothing),
+        lambda x: F.cross_entropy(x[known], SOFT[known], weight=weight, label_smoothing=smoothing),
+        normal(B, C),
+    )
+
+
+def test_class_weights_with_smoothing_are_not_the_weight_of_the_label_times_the_smoothed_loss():
+    """Both exist, under two names; a loss that took one for the other would be found by the test above."""
+    logits = normal(B, C)
+    smoothed = partial(smoothed_cross_entropy, label_smoothing=0.2)
+    known = LABELS != N
+    x, y = logits[known], LABELS[known]
+    expected = (torch.tensor(WEIGHTS)[y] * F.cross_entropy(x, y, label_smoothing=0.2, reduction="none")).mean()
+    other = classification_loss(logits, LABELS, term=class_weighted(smoothed, WEIGHTS))
+    torch.testing.assert_close(other, expected, rtol=0, atol=1e-13)
+    assert abs(other - classification_loss(logits, LABELS, class_weights=WEIGHTS, label_smoothing=0.2)) > 1e-2
+
+
+@pytest.mark.parametrize(
+    "term",
+    [
+        cross_entropy,
+        partial(smoothed_cross_entropy, label_smoothing=0.3),
+        focal,
+        class_weighted(partial(focal, gamma=0.5), WEIGHTS),
+        weighted_sum((1.0, cross_entropy), (0.1, z_loss), (-0.1, lambda entropy: entropy)),
+    ],
+    ids=repr,
+)
+def test_a_mixture_of_labels_is_the_mixture_of_their_losses(term):
+    """Mixup: 0.3 of one label and 0.7 of the other, for any term."""
+    logits, first, second = normal(B, C), torch.tensor([0, 1, 2, 3, 0, 1]), torch.tensor([1, 1, 0, 2, 3, 0])
+    mixed = 0.3 * F.one_hot(first, C).double() + 0.7 * F.one_hot(second, C).double()
+    hard = partial(classification_loss, term=term)
+    assert_same(
+        lambda x: hard(x, mixed), lambda x: 0.3 * hard(x, first) + 0.7 * hard(x, second), logits, tolerance=1e-12
+    )
+
+
+def test_weights_of_soft_labels_divide_as_expected_weights():
+    logits, known = normal(B, C), LABELS != N
+    weight = torch.tensor(WEIGHTS, dtype=torch.float64)
+    total = -(SOFT[known] * weight * logits[known].log_softmax(-1)).sum()
+    found = classification_loss(logits, SOFT, class_weights=WEIGHTS, normalize="weights")
+    torch.testing.assert_close(found, total / (SOFT[known] @ weight).sum(), rtol=0, atol=1e-13)
+
+
+def test_focal_takes_alpha_from_its_table_and_p_from_the_unweighted_softmax():
+    logits, total = normal(B, C), 0.0
+    for x, y in zip(logits, LABELS.tolist(), strict=True):
+        if y != N:
+            p = float(x.exp()[y] / x.exp().sum())
+            total -= WEIGHTS[y] * (1 - p) ** 2 * math.log(p)
+    assert float(classification_loss(logits, LABELS, term=focal, class_weights=WEIGHTS)) == pytest.approx(total / KNOWN)
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        tuple(WEIGHTS),
+        np.array(WEIGHTS, np.float32),
+        torch.tensor(WEIGHTS, dtype=torch.float16),
+        torch.tensor(WEIGHTS).requires_grad_(),
+    ],
+    ids=["tuple", "array", "float16", "requires grad"],
+)
+@pytest.mark.parametrize("labels", [LABELS, SOFT], ids=["hard", "soft"])
+def test_class_weights_of_any_kind(weights, labels):
+    logits = normal(B, C)
+    expected = classification_loss(logits, labels, class_weights=WEIGHTS)
+    torch.testing.assert_close(classification_loss(logits, labels, class_weights=weights), expected, rtol=0, atol=1e-13)
+
+
+def test_dividing_by_weights_stays_close_when_a_window_is_split():
+    """Exact for one call over the window; in parts, each part's mean weight stands for the window's."""
+    logits, labels = normal(2 * B, C), torch.cat([LABELS, LABELS.flip(0)])
+    loss = partial(classification_loss, class_weights=WEIGHTS, normalize="weights")
+    whole = loss(logits, labels, 2 * KNOWN)
+    torch.testing.assert_close(whole, F.cross_entropy(logits, labels, torch.tensor(WEIGHTS).double()))
+    parts = loss(logits[:B], labels[:B], 2 * KNOWN) + loss(logits[B:], labels[B:], 2 * KNOWN)
+    torch.testing.assert_close(parts, whole, rtol=1e-12, atol=0)  # both halves have the same labels
+    uneven = sum(loss(logits[i : i + 3], labels[i : i + 3], 2 * KNOWN) for i in range(0, 2 * B, 3))
+    assert 1e-6 < abs(uneven - whole) < 0.5 * whole
+
+
+def test_dividing_by_weights_of_tokens():
+    logits, labels = normal(2, 3, C), torch.tensor([[0, N, 1], [3, 3, N]])
+    weights = torch.tensor([[1.0, 5.0, 0.0], [0.25, 2.0, 7.0]], dtype=torch.float64)
+    nll = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(2, 3)
+    found = masked_lm_loss(
+        logits, {"labels": labels, "token_weights": weights}, term=token_weighted(cross_entropy), normalize="weights"
+    )
+    torch.testing.assert_close(found, (weights * nll).sum() / 3.25, rtol=0, atol=1e-13)
+
+
+def test_both_weights_divide_together():
+    logits, tokens = normal(B, C), torch.linspace(0.5, 3, B, dtype=torch.float64)
+    known = LABELS != N
+    weight = torch.tensor(WEIGHTS, dtype=torch.float64)[LABELS[known]] * tokens[known]
+    nll = F.cross_entropy(logits[known], LABELS[known], reduction="none")
+    found = classification_loss(
+        logits,
+        {"labels": LABELS, "token_weights": tokens},
+        term=token_weighted(cross_entropy),
+        class_weights=WEIGHTS,
+        normalize="weights",
+    )
+    torch.testing.assert_close(found, (weight * nll).sum() / weight.sum(), rtol=0, atol=1e-13)
+
+
+def test_weights_of_zero_give_zero():
+    logits = normal(B, C).requires_grad_()
+    loss = classification_loss(logits, LABELS, class_weights=[0.0] * C, normalize="weights")
+    loss.backward()
+    assert loss.item() == 0.0
+    assert not logits.grad.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_logit_adjustment_trains_for_balanced_classes(dtype):
+    """Menon et al. 2021, equation 10: the priors go into the softmax, added in float32."""
+    prior = torch.tensor([0.7, 0.2, 0.09, 0.01], dtype=torch.float64)
+    logits = normal(B, C, dtype=dtype)
+    total = 0.0
+    for x, y in zip(logits.double(), LABELS.tolist(), strict=True):
+        if y != N:
+            total -= math.log(float(prior[y] * x[y].exp() / (prior * x.exp()).sum()))
+    found = classification_loss(logits, LABELS, logit_adjustment=prior.log())
+    assert float(found) == pytest.approx(total / KNOWN, rel=1e-6 if dtype != torch.float64 else 1e-13)
+    found = gradient(lambda x: classification_loss(x, LABELS, logit_adjustment=prior.log()), logits)
+    expected = gradient(lambda x: F.cross_entropy(x + prior.log(), LABELS), logits.double())
+    torch.testing.assert_close(found, expected.to(dtype), rtol=2 * torch.finfo(dtype).eps, atol=1e-7)
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+def test_margins_lower_the_logit_of_the_own_class(scale):
+    """Cao et al. 2019, equation 12: only the label's exponent carries the margin."""
+    margins, logits, total = [0.5, 0.1, 0.2, 0.4], scale * normal(B, C), 0.0
+    for x, y in zip(logits.tolist(), LABELS.tolist(), strict=True):
+        if y != N:
+            others = [x[j] for j in range(C) if j != y]
+            own = x[y] - scale * margins[y]
+            top = max([own, *others])
+            total -= own - top - math.log(sum(math.exp(value - top) for value in [own, *others]))
+    found = classification_loss(logits, LABELS, margins=[scale * margin for margin in margins])
+    assert float(found) == pytest.approx(total / KNOWN, rel=1e-12)
+
+
+@pytest.mark.parametrize("labels", [torch.tensor([[0, N, 2], [N, N, 3]]), None], ids=["hard", "soft"])
+def test_tokens_are_samples_of_a_flat_batch(labels):
+    logits = normal(2, 3, C)
+    labels = SOFT.view(2, 3, C) if labels is None else labels
+    flat = labels.flatten(0, 1) if labels.is_floating_point() else labels.flatten()
+    assert_same(
+        lambda x: token_classification_loss(x, labels, class_weights=WEIGHTS, label_smoothing=0.1),
+        lambda x: classification_loss(x.flatten(0, 1), flat, class_weights=WEIGHTS, label_smoothing=0.1),
+        logits,
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(
+    ("soft", "options"),
+    [
+        (False, {}),
+        (True, {}),
+        (False, {"label_smoothing": 0.1, "class_weights": WEIGHTS}),
+        (True, {"label_smoothing": 0.1, "class_weights": WEIGHTS}),
+        (False, {"margins": WEIGHTS}),
+    ],
+)
+def test_precision_is_no_worse_than_usual(dtype, soft, options):
+    labels, logits = SOFT if soft else LABELS, 5 * normal(B, C, dtype=dtype)
+    known = LABELS != N
+
+    def usual(x):
+        x = x[known]
+        if "margins" in options:
+            x = x - torch.tensor(WEIGHTS, dtype=x.dtype) * F.one_hot(LABELS[known], C)
+        weight = options.get("class_weights") and torch.tensor(WEIGHTS, dtype=x.dtype)
+        target = labels[known].to(x.dtype) if soft else labels[known]
+        smoothing = options.get("label_smoothing", 0.0)
+        return F.cross_entropy(x, target, weight, label_smoothing=smoothing, reduction="sum") / KNOWN
+
+    def ours(x):
+        return classification_loss(x, labels, **options)
+
+    true, reference, found = usual(logits.double()), usual(logits.float()), ours(logits)
+    assert found.dtype == torch.float32
+    assert abs(found - true) <= abs(reference - true) + 2e-6
+    true, reference, found = (
+        gradient(usual, logits.double()),
+        gradient(lambda x: usual(x.float()), logits),
+        gradient(ours, logits),
+    )
+    assert found.dtype == dtype
+    assert (found - true).abs().max() <= (reference - true).abs().max() + 1e-6
+
+
+# --- several yes-or-no labels ----------------------------------------------------------------------------------------
+
+
+def bce(logits: torch.Tensor, labels: torch.Tensor = MULTI, **options) -> torch.Tensor:
+    known = labels != N
+    values = F.binary_cross_entropy_with_logits(logits, labels.where(known, 0).to(logits), **options, reduction="none")
+    return values[known].mean()
+
+
+@pytest.mark.parametrize("pos_weight", [None, WEIGHTS])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float32, torch.float16])
+def test_multi_label_is_torchs_binary_cross_entropy(pos_weight, dtype):
+    weight = pos_weight and torch.tensor(pos_weight, dtype=torch.float64)
+    assert_same(
+        lambda x: multi_label_loss(x, MULTI.to(dtype), pos_weight=pos_weight),
+        lambda x: bce(x, pos_weight=weight),
+        normal(B, C),
+    )
+
+
+def test_chances_and_smoothing_of_multi_label():
+    chances = normal(B, C, seed=3).sigmoid()
+    assert_same(lambda x: multi_label_loss(x, chances), lambda x: bce(x, chances), normal(B, C))
+    smoothed = torch.where(MULTI == N, N, 0.8 * MULTI.double() + 0.1)
+    assert_same(lambda x: multi_label_loss(x, MULTI, label_smoothing=0.2), lambda x: bce(x, smoothed), normal(B, C))
+
+
+def test_booleans_are_labels():
+    labels = MULTI[3:4] == 1
+    torch.testing.assert_close(multi_label_loss(normal(1, C), labels), bce(normal(1, C), labels.long()))
+
+
+def asymmetric_by_hand(x: float, y: int, gamma_pos: float, gamma_neg: float, clip: float) -> float:
+    """Ridnik et al. 2021, equations 4 to 7."""
+    p = 1 / (1 + math.exp(-x))
+    shifted = max(p - clip, 0.0)
+    return -((1 - p) ** gamma_pos * math.log(p)) if y else -(shifted**gamma_neg * math.log(1 - shifted))
+
+
+@pytest.mark.parametrize("options", [(0.0, 4.0, 0.05), (1.0, 4.0, 0.05), (2.0, 2.0, 0.0), (0.0, 0.5, 0.2)])
+def test_asymmetric_loss_is_the_papers(options):
+    logits = normal(B, C)
+    names = dict(zip(("gamma_pos", "gamma_neg", "clip"), options, strict=True))
+    total = sum(
+        asymmetric_by_hand(float(logits[place]), int(MULTI[place]), *options)
+        for place in map(tuple, (MULTI != N).nonzero().tolist())
+    )
+    loss = partial(multi_label_loss, term=partial(asymmetric, **names))
+    assert float(loss(logits, MULTI)) == pytest.approx(total / ANSWERED, rel=1e-12)
+
+
+def test_asymmetric_loss_without_asymmetry_is_binary_focal():
+    logits = normal(B, C)
+    torch.testing.assert_close(
+        multi_label_loss(logits, MULTI, term=partial(asymmetric, gamma_pos=2.0, gamma_neg=2.0, clip=0.0)),
+        multi_label_loss(logits, MULTI, term=focal),
+        rtol=0,
+        atol=1e-13,
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("term", [cross_entropy, focal, asymmetric, partial(asymmetric, gamma_neg=0.5, clip=0.0)])
+def test_extreme_logits_stay_finite(term, dtype):
+    logits = torch.tensor([[6e4, -6e4, 6e4, -6e4, 0.0]], dtype=dtype)
+    labels = torch.tensor([[1, 1, 0, 0, 1]])
+    assert multi_label_loss(logits, labels, term=term).isfinite()
+    assert gradient(lambda x: multi_label_loss(x, labels, term=term), logits).isfinite().all()
+
+
+def test_extras_weight_labels_and_samples():
+    logits, weights = normal(B, C), torch.linspace(0, 2, B * C, dtype=torch.float64).view(B, C)
+    known = MULTI != N
+    values = F.binary_cross_entropy_with_logits(logits, MULTI.double(), reduction="none")
+    for given in (weights, weights[:, 1]):
+        found = multi_label_loss(logits, {"labels": MULTI, "token_weights": given}, term=token_weighted(cross_entropy))
+        per_label = given if given.ndim == 2 else given[:, None].expand(B, C)
+        torch.testing.assert_close(found, (per_label * values)[known].sum() / ANSWERED, rtol=0, atol=1e-13)
+
+
+# --- ordered classes -------------------------------------------------------------------------------------------------
+
+
+def test_coral_is_the_papers():
+    """Cao et al. 2020, equation 4, as their code writes it."""
+    levels = torch.tensor([[float(y > k) for k in range(C)] for y in LABELS.tolist() if y != N])
+
+    def expected(x):
+        x = x[LABELS != N]
+        return -(F.logsigmoid(x) * levels + (F.logsigmoid(x) - x) * (1 - levels)).sum(1).mean()
+
+    assert_same(lambda x: ordinal_loss(x, LABELS), expected, normal(B, C))
+
+
+def test_corn_is_the_papers_up_to_its_divisor():
+    """Shi et al. 2021, section 3.3: threshold k sees the samples above threshold k - 1; here samples divide."""
+
+    def expected(x):
+        total, asked = 0.0, 0
+        known = [(row, y) for row, y in zip(x, LABELS.tolist(), strict=True) if y != N]
+        for k in range(C):
+            for row, y in known:
+                if y > k - 1:
+                    p = 1 / (1 + (-row[k]).exp())
+                    total = total - (p.log() if y > k else (1 - p).log())
+                    asked += 1
+        assert asked == 1 + 4 + 2 + 2
+        return total / KNOWN
+
+    assert_same(lambda x: ordinal_loss(x, LABELS, levels=corn_levels), expected, normal(B, C), tolerance=1e-12)
+
+
+def test_levels():
+    assert coral_levels(torch.tensor([2]), 4).tolist() == [[1, 1, 0, 0]]
+    assert corn_levels(torch.tensor([2]), 4).tolist() == [[1, 1, 0, N]]
+
+
+# --- all of them -----------------------------------------------------------------------------------------------------
+
+# name: (loss, labels, how often the Trainer counts one item)
+LOSSES = {
+    "hard": (classification_loss, LABELS, 1),
+    "hard, weighted": (partial(classification_loss, class_weights=WEIGHTS, normalize="weights"), LABELS, 1),
+    "hard, smoothed and weighted": (
+        partial(classification_loss, class_weights=WEIGHTS, label_smoothing=0.1),
+        LABELS,
+        1,
+    ),
+    "hard, with margins": (partial(classification_loss, margins=WEIGHTS, logit_adjustment=WEIGHTS), LABELS, 1),
+    "soft": (classification_loss, SOFT, C),
+    "soft, all statistics": (
+        partial(classification_loss, term=weighted_sum((1, focal), (0.1, z_loss), (0.1, lambda entropy: entropy))),
+        SOFT,
+        C,
+    ),
+    "multi-label": (multi_label_loss, MULTI, ANSWERED / KNOWN),
+    "multi-label, asymmetric": (
+        partial(multi_label_loss, term=asymmetric, pos_weight=WEIGHTS, label_smoothing=0.1),
+        MULTI,
+        ANSWERED / KNOWN,
+    ),
+    "CORAL": (ordinal_loss, LABELS, 1),
+    "CORN": (partial(ordinal_loss, levels=corn_levels), LABELS, 1),
+}
+every_loss = pytest.mark.parametrize(("loss", "labels", "size"), LOSSES.values(), ids=LOSSES)
+
+
+@every_loss
+def test_gradcheck(loss, labels, size):
+    logits = normal(B, C).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: loss(x, labels), logits)
+    assert loss(logits, labels).dtype == torch.float64
+
+
+@every_loss
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_the_count(loss, labels, size, form):
+    logits, count = normal(B, C), FORMS[form]
+    count = None if count is None else count * size
+    torch.testing.assert_close(loss(logits, labels, count), loss(logits, labels), rtol=1e-6, atol=0)
+    if count is not None:
+        torch.testing.assert_close(loss(logits, labels, 2 * count), loss(logits, labels) / 2, rtol=1e-6, atol=0)
+
+
+@every_loss
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("count", [None, 0, 7])
+def test_every_label_missing(loss, labels, size, dtype, count):
+    hidden = normal(B, 3).requires_grad_()
+    found = loss({"logits": (hidden @ normal(3, C)).to(dtype)}, torch.full_like(labels, N), count)
+    found *= 1  # as the Trainer does
+    found.backward()
+    assert (found.item(), found.ndim) == (0.0, 0)
+    assert torch.equal(hidden.grad, torch.zeros_like(hidden))
+
+
+@every_loss
+def test_missing_rows_may_hold_anything(loss, labels, size):
+    """-100 is never a class: nothing of a row without a label reaches value or gradient."""
+    logits = normal(B, C)
+    expected, slope = loss(logits, labels), gradient(lambda x: loss(x, labels), logits)
+    nowhere = (labels if labels.ndim > 1 else labels[:, None]).eq(N).all(-1)
+    for value in (torch.nan, torch.inf, -torch.inf):
+        spoilt = logits.masked_fill(nowhere[:, None], value)
+        torch.testing.assert_close(loss(spoilt, labels), expected)
+        found = gradient(lambda x: loss(x, labels), spoilt)
+        torch.testing.assert_close(found, slope)
+        assert not found[nowhere].any()
+
+
+def test_masking_by_multiplication_is_found():
+    """What the two tests above are for: right for finite logits, NaN where no label is left or a logit is not finite."""
+
+    def masked(x, labels):
+        known = labels != N
+        return (F.cross_entropy(x, labels.where(known, 0), reduction="none") * known).sum() / known.sum()
+
+    logits = normal(B, C)
+    torch.testing.assert_close(masked(logits, LABELS), classification_loss(logits, LABELS))
+    assert masked(logits, torch.full_like(LABELS, N)).isnan()
+    spoilt = logits.masked_fill((LABELS == N)[:, None], torch.inf)
+    assert gradient(lambda x: masked(x, LABELS), spoilt).isnan().any()
+
+
+@every_loss
+def test_one_sample(loss, labels, size):
+    known = (labels if labels.ndim > 1 else labels[:, None]).ne(N).all(-1).nonzero()[0]
+    logits = normal(B, C)[known]
+    parts = [loss(logits, labels[known]), loss({"logits": logits}, {"labels": labels[known]})]
+    assert parts[0] == parts[1] != 0
+
+
+@every_loss
+def test_inputs_are_left_alone_and_outputs_come_in_any_form(loss, labels, size):
+    logits = normal(B, C)
+    kept, kept_labels = logits.clone(), labels.clone()
+    expected = loss(logits, labels)
+    hidden = normal(B, 3, 5)
+    for outputs in (
+        SequenceClassifierOutput(logits=logits, hidden_states=(hidden,)),
+        {"loss": torch.tensor(1.0), "logits": logits},
+        (torch.tensor(1.0), logits, (hidden,)),
+    ):
+        assert loss(outputs, labels) == expected
+    assert loss({"scores": logits}, labels, select=lambda outputs: outputs["scores"]) == expected
+    assert torch.equal(logits, kept)
+    assert torch.equal(labels, kept_labels)
+
+
+@pytest.mark.parametrize("name", [name for name in LOSSES if name != "soft, all statistics"])
+def test_losses_travel_to_other_processes(name):
+    loss, labels, _ = LOSSES[name]
+    assert pickle.loads(pickle.dumps(loss))(normal(B, C), labels) == loss(normal(B, C), labels)
+
+
+@every_loss
+def test_autocast_changes_nothing(loss, labels, size):
+    logits = normal(B, C, dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert loss(logits, labels) == loss(logits, labels.clone())
+        inside = loss(logits, labels)
+    assert inside == loss(logits, labels)
+    assert inside.dtype == torch.float32
+
+
+def test_one_class_only():
+    assert classification_loss(torch.ones(2, 1), torch.tensor([0, 0])).item() == 0.0
+    assert float(classification_loss(torch.zeros(3, 2), torch.tensor([1, 1, 1]))) == pytest.approx(math.log(2))
+    assert float(ordinal_loss(torch.zeros(2, 1), torch.tensor([0, 1]))) == pytest.approx(math.log(2))
+
+
+def test_classes_without_a_chance_may_be_impossible():
+    logits = normal(B, C).index_fill_(1, torch.tensor(2), -torch.inf)
+    found = gradient(lambda x: classification_loss(x, SOFT), logits)
+    assert classification_loss(logits, SOFT).isfinite()
+    assert found.isfinite().all()
+
+
+# --- bad input -------------------------------------------------------------------------------------------------------
+
+OTHERS = torch.tensor([[0.5, 0.5, 0.0, 0.0]]).expand(B, C)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda x: classification_loss(x, LABELS + 5), ValueError, "label -95 is out of range"),
+        (lambda x: classification_loss(x, LABELS.clamp(max=3).where(LABELS != 3, 9)), ValueError, "9 is out of range"),
+        (lambda x: classification_loss(x, LABELS.float()), TypeError, "integer class ids, not torch.float32"),
+        (lambda x: classification_loss(x, MULTI), ValueError, "multi_label_loss"),
+        (lambda x: classification_loss(x, LABELS[:, None]), ValueError, "do not fit"),
+        (lambda x: classification_loss(x, LABELS[1:]), ValueError, "do not fit"),
+        (lambda x: classification_loss(x[:, None], LABELS[:, None]), ValueError, "token_classification_loss"),
+        (lambda x: token_classification_loss(x, LABELS), ValueError, r"class ids \(batch, tokens\)"),
+        (lambda x: classification_loss(x, 2 * OTHERS), ValueError, "not a distribution.*multi_label_loss"),
+        (lambda x: classification_loss(x, OTHERS.index_fill(1, torch.tensor(3), N)), ValueError, "not a distribution"),
+        (lambda x: classification_loss(x, OTHERS * torch.nan), ValueError, "not a distribution"),
+        (lambda x: classification_loss(x, None), ValueError, "labels are None"),
+        (lambda x: classification_loss(x, LABELS, class_weights=[1.0, 2.0]), ValueError, "weights for 2 classes"),
+        (lambda x: classification_loss(x, SOFT, class_weights=[1.0, 2.0]), ValueError, "weights for 2 classes"),
+        (lambda x: classification_loss(x, LABELS, class_weights=[-1.0] * C), ValueError, "finite number >= 0"),
+        (lambda x: classification_loss(x, LABELS, label_smoothing=1.5), ValueError, r"in \[0, 1\]"),
+        (lambda x: classification_loss(x, LABELS, label_smoothing=0.1, term=focal), ValueError, "not for focal"),
+        (lambda x: classification_loss(x, LABELS, normalize="weights"), ValueError, "cross_entropy has none"),
+        (lambda x: classification_loss(x, LABELS, normalize="mean"), ValueError, "'items' or 'weights'"),
+        (lambda x: classification_loss(x, LABELS, margins=[0.1]), ValueError, "margins is for 1 classes"),
+        (lambda x: classification_loss(x, SOFT, margins=WEIGHTS), ValueError, "soft labels have none"),
+        (lambda x: classification_loss(x, LABELS, logit_adjustment=[0.0] * 3), ValueError, "is for 3 classes"),
+        (
+            lambda x: classification_loss(x, LABELS, logit_adjustment=[0.0, 0.0, 0.0, -math.inf]),
+            ValueError,
+            "one finite number a class",
+        ),
+        (lambda x: classification_loss(x, LABELS, term=asymmetric), TypeError, "asks for 'outcome'"),
+        (lambda x: multi_label_loss(x, LABELS), ValueError, "classification_loss"),
+        (lambda x: multi_label_loss(x, MULTI + 1), ValueError, "neither present"),
+        (lambda x: multi_label_loss(x, MULTI * torch.nan), ValueError, "neither present.*mask_missing"),
+        (lambda x: multi_label_loss(x, MULTI, pos_weight=[1.0]), ValueError, "pos_weight is for 1 classes"),
+        (lambda x: multi_label_loss(x, MULTI, term=z_loss), TypeError, "known are log_prob, outcome"),
+        (
+            lambda x: multi_label_loss(x, MULTI, term=class_weighted(cross_entropy, [1, 2])),
+            TypeError,
+            "asks for 'labels'",
+        ),
+        (lambda x: multi_label_loss(x, MULTI, term=partial(asymmetric, clip=1.0)), ValueError, "clip"),
+        (lambda x: multi_label_loss(x, MULTI, label_smoothing=-0.1), ValueError, r"in \[0, 1\]"),
+        (lambda x: ordinal_loss(x, LABELS.where(LABELS != 3, 5)), ValueError, "labels must be 0 to 4"),
+        (lambda x: ordinal_loss(x, LABELS.double()), TypeError, "integer"),
+        (lambda x: ordinal_loss(x, MULTI), ValueError, "one logit a threshold"),
+    ],
+)
+def test_bad_input(call, error, message):
+    with pytest.raises(error, match=message):
+        call(normal(B, C))
+
+
+@pytest.mark.parametrize("loss", [classification_loss, token_classification_loss, multi_label_loss, ordinal_loss])
+def test_misspelt_options_are_refused(loss):
+    with pytest.raises(TypeError, match="class_weight"):
+        loss(normal(B, C), LABELS, class_weight=WEIGHTS)
