@@ -113,9 +113,18 @@ def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield from leaves(branch, f"{path}.{key}" if path else str(key))
 
 
+def mapped(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Return `tree` with the function's value in the place of each leaf."""
+    if isinstance(tree, Mapping):
+        return {key: mapped(function, branch) for key, branch in tree.items()}
+    if isinstance(tree, (tuple, list)):
+        return tuple(mapped(function, branch) for branch in tree)
+    return function(tree)
+
+
 def _batch(predictions: Any, label_ids: Any) -> Batch:
-    labels = _mapped(_to_numpy, _labels(label_ids))
-    predictions = _mapped(_to_numpy, predictions)
+    labels = mapped(_to_numpy, _labels(label_ids))
+    predictions = mapped(_to_numpy, predictions)
     found = [("labels", path, leaf) for path, leaf in leaves(labels)]
     if not found:
         raise ValueError("no labels came; a metric needs at least one array of them")
@@ -137,14 +146,6 @@ def _labels(label_ids: Any) -> Any:
             raise ValueError(f"a dict of labels needs the key 'labels'; it has {', '.join(map(str, label_ids))}")
         return label_ids["labels"]
     return tuple(map(_labels, label_ids)) if isinstance(label_ids, tuple) else label_ids
-
-
-def _mapped(function: Callable[[Any], Any], tree: Any) -> Any:
-    if isinstance(tree, Mapping):
-        return {key: _mapped(function, branch) for key, branch in tree.items()}
-    if isinstance(tree, (tuple, list)):
-        return tuple(_mapped(function, branch) for branch in tree)
-    return function(tree)
 
 
 def _is_tensor(leaf: Any) -> bool:
