@@ -218,8 +218,10 @@ def _check_shapes(logits: Tensor, labels: Tensor, shift: int) -> None:
     length, wanted = logits.shape[labels.ndim - 1], labels.shape[-1]
     if length < wanted:
         raise ValueError(
-            f"logits cover {length} positions, labels {wanted}: the batch asks for fewer logits (logits_to_keep) than "
-            "labels. Cut the labels to match with lossfns.collators.keep_supervised_logits(collator)"
+            f"logits cover {length} positions, labels {wanted}: the model was asked for fewer logits (logits_to_keep). "
+            "By the collator? keep_supervised_logits(collator) cuts the labels to match; its index of positions does "
+            "not survive DataParallel (start one process a GPU with torchrun) nor dispatch_batches (set "
+            "accelerator_config={'dispatch_batches': False}). By hidden_states(model)? Pass it as source="
         )
     if length > wanted and labels.ndim != 2:
         raise ValueError(f"logits {tuple(logits.shape)} have more rows than labels {tuple(labels.shape)}")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .alignment import IGNORED
@@ -120,6 +121,69 @@ def mask_missing(collator: Collator) -> MaskMissing:
         tensor([   0.5000, -100.0000])
     """
     return MaskMissing(collator)
+
+
+@dataclass(frozen=True)
+class KeepSupervisedLogits:
+    """See `keep_supervised_logits`."""
+
+    collator: Collator
+
+    def __call__(self, features: list[Any]) -> Batch:
+        _refuse_dispatched_batches()
+        batch = self.collator(features)
+        labels = batch_labels(batch)
+        if "logits_to_keep" in batch:
+            raise ValueError("the collator already chooses the logits_to_keep: keep_supervised_logits would undo it")
+        predicts = (labels[:, 1:] != IGNORED).any(0).nonzero().flatten()  # from each of these positions comes a label
+        last = predicts.new_tensor([labels.shape[1] - 1])
+        unpredicted = labels.new_full((labels.shape[0], 1), IGNORED)
+        return {
+            **batch,
+            "labels": torch.cat([unpredicted, labels[:, predicts + 1]], dim=1),
+            "logits_to_keep": torch.cat([predicts, last]),
+        }
+
+
+def keep_supervised_logits(collator: Collator) -> KeepSupervisedLogits:
+    """Ask a causal model for the logits that predict a label in some row, and cut the labels to match.
+
+    `logits_to_keep` becomes the positions whose next label is supervised in any row, and the last one, so that it is
+    never empty; `labels` a first column of -100 and the labels that follow those positions. The logit at `i` still
+    predicts the label at `i + 1`: losses and reducers keep `shift=1`, and the model's own loss and the Trainer's count
+    stay what they were. Prompts that fill whole columns of the batch never reach the head.
+
+    The index is one for the whole batch, but two ways of splitting batches cut it as if it were rows. `dispatch_batches`
+    (accelerate's default for an IterableDataset) is refused here; DataParallel by the loss or reducer, whose logits are
+    then fewer than its labels.
+
+    Args:
+        collator: any data collator that returns integer `labels` `(B, S)`.
+
+    Returns:
+        A picklable collator; for models whose forward takes `logits_to_keep`.
+
+    Example:
+        >>> import torch
+        >>> collate = keep_supervised_logits(lambda features: {"labels": torch.tensor(features)})
+        >>> collate([[-100, -100, 5, 6], [-100, -100, -100, 8]])
+        {'labels': tensor([[-100,    5,    6],
+                [-100, -100,    8]]), 'logits_to_keep': tensor([1, 2, 3])}
+    """
+    return KeepSupervisedLogits(collator)
+
+
+def _refuse_dispatched_batches() -> None:
+    """Raise where accelerate is about to cut this batch up, in a forked worker too."""
+    from accelerate.data_loader import DataLoaderDispatcher
+    from accelerate.state import GradientState
+
+    if isinstance(GradientState().active_dataloader, DataLoaderDispatcher):
+        raise ValueError(
+            "keep_supervised_logits does not work with dispatch_batches, which cuts every tensor of the batch by rows, "
+            "the index of positions too. Set TrainingArguments(accelerator_config={'dispatch_batches': False}), so "
+            "that each process reads its own batches"
+        )
 
 
 def batch_labels(batch: Batch, *, dimensions: int | None = 2) -> Tensor:
