@@ -1,12 +1,17 @@
-"""Token statistics the slow way: a loop over the labels in float64; torch's own autograd gives the gradients."""
+"""What is right, the slow way and by torch alone: statistics by a loop over the labels, training by a plain loop."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from tests import tiny
+
 IGNORED = -100
+STEPS = 3
+LEARNING_RATE = 0.1
 
 Place = tuple[int, ...]
 
@@ -90,3 +95,30 @@ def assert_no_worse(found: Tensor, usual: Tensor, true: Tensor) -> None:
     largest = finite.max().item() if finite.numel() else 0.0
     units = 32 if found.dtype == torch.float64 else 1
     assert error(found, true) <= error(usual, true) + units * torch.finfo(found.dtype).eps * largest
+
+
+def parameters_by_hand(
+    model: torch.nn.Module,
+    rows: Sequence[tiny.Row],
+    *,
+    shift: int = 1,
+    collator: Callable[[Sequence[tiny.Row]], tiny.Row] = tiny.pad,
+    windows: int = 1,
+) -> dict[str, Tensor]:
+    """The parameters after three plain steps, each over all rows at once.
+
+    With several `windows`: over the mean of the means of that many micro-batches, the usual mistake.
+    """
+    model.train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    size = len(rows) // windows
+    for _ in range(STEPS):
+        for first in range(0, len(rows), size):
+            batch = collator(rows[first : first + size])
+            labels = batch.pop("labels")
+            logits = model(**batch).logits
+            logits, labels = logits[:, : logits.shape[1] - shift].flatten(0, 1), labels[:, shift:].flatten()
+            (F.cross_entropy(logits, labels) / windows).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return tiny.parameters(model)

@@ -12,40 +12,23 @@ import torch.nn.functional as F
 
 from lossfns import causal_lm_loss, focal, masked_lm_loss, seq2seq_lm_loss, smoothed_cross_entropy, weighted_sum, z_loss
 from lossfns.collators import mask_first_label
-from tests import tiny
+from tests import oracle, tiny
 
 ROWS = tiny.lm_rows(8)
-STEPS = 3
 
 
 def steps(accumulation: int, **changes):
     """Three optimizer steps of eight rows, each in `accumulation` micro-batches."""
     return {
-        "num_train_epochs": STEPS,
+        "num_train_epochs": oracle.STEPS,
         "per_device_train_batch_size": 8 // accumulation,
         "gradient_accumulation_steps": accumulation,
-        "learning_rate": 0.1,
+        "learning_rate": oracle.LEARNING_RATE,
     } | changes
 
 
-def by_hand(model, rows=ROWS, *, shift=1, collator=tiny.pad, forget_window=1):
-    """The parameters after three plain steps, each over eight rows at once, by torch alone.
-
-    With `forget_window` n: the mean over n micro-batches of their means, the mistake that this project is about.
-    """
-    model.train()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    size = len(rows) // forget_window
-    for _ in range(STEPS):
-        for first in range(0, len(rows), size):
-            batch = collator(rows[first : first + size])
-            labels = batch.pop("labels")
-            logits = model(**batch).logits
-            logits, labels = logits[:, : logits.shape[1] - shift].flatten(0, 1), labels[:, shift:].flatten()
-            (F.cross_entropy(logits, labels) / forget_window).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return tiny.parameters(model)
+def by_hand(model, rows=ROWS, **options):
+    return oracle.parameters_by_hand(model, rows, **options)
 
 
 def assert_equal_parameters(found, expected, atol=1e-12):
@@ -76,7 +59,7 @@ def test_unequal_counts_tell_the_mistake_apart(expected):
     counts = {tiny.count(ROWS[first : first + 2], shift=1) for first in range(0, 8, 2)}
     assert len(counts) > 2
     with pytest.raises(AssertionError):
-        assert_equal_parameters(by_hand(tiny.model("llama"), forget_window=4), expected)
+        assert_equal_parameters(by_hand(tiny.model("llama"), windows=4), expected)
 
     def mean_of_the_batch(outputs, labels, num_items_in_batch=None):
         return causal_lm_loss(outputs, labels)
