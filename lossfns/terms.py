@@ -160,6 +160,125 @@ def asymmetric(
     return torch.where(outcome, focal(log_prob, gamma=gamma_pos), focal(clipped, gamma=gamma_neg))
 
 
+def dft(log_prob: Tensor) -> Tensor:
+    """Cross-entropy times the probability of the label, through which no gradient flows: improbable labels pull less.
+
+    Args:
+        log_prob: log-probability of the label, `(n,)`, nats.
+
+    Returns:
+        `(n,)`, nats.
+
+    Source:
+        Wu et al.: On the Generalization of SFT: A Reinforcement Learning Perspective with Reward Rectification (2025),
+        dynamic fine-tuning.
+
+    Example:
+        >>> dft(torch.tensor([0.5, 0.1]).log())
+        tensor([0.3466, 0.2303])
+    """
+    return -log_prob * log_prob.detach().exp()
+
+
+def eaft(log_prob: Tensor, entropy: Tensor, *, alpha: float = 1.0, scale: float = math.log(20)) -> Tensor:
+    """Cross-entropy weighted by the entropy of the prediction: labels that contradict a confident one teach less.
+
+    No gradient flows through the weight. The authors take the entropy of the 20 most probable tokens for that of all,
+    which stands here.
+
+    Args:
+        log_prob: log-probability of the label, `(n,)`, nats.
+        entropy: entropy of the prediction, `(n,)`, nats.
+        alpha: exponent of the weight, at least 0; 0 is cross-entropy.
+        scale: entropy at which the weight is 1, positive, nats; the authors' is the largest of 20 tokens.
+
+    Returns:
+        `(n,)`, nats.
+
+    Source:
+        Diao et al.: Entropy-Adaptive Fine-Tuning: Resolving Confident Conflicts to Mitigate Forgetting (2026).
+
+    Example:
+        >>> eaft(torch.tensor([0.5, 0.5]).log(), torch.tensor([0.0, 2.9957]))
+        tensor([0.0000, 0.6931])
+    """
+    if alpha < 0 or not scale > 0:
+        raise ValueError(f"alpha must be >= 0 and scale positive, got alpha={alpha}, scale={scale}")
+    return -log_prob * (entropy.detach().clamp(min=0) / scale) ** alpha
+
+
+def entropy_bonus(entropy: Tensor) -> Tensor:
+    """Negative entropy, a penalty on confidence. Combine it: `weighted_sum((1, cross_entropy), (0.1, entropy_bonus))`.
+
+    Args:
+        entropy: entropy of the prediction, `(n,)`, nats.
+
+    Returns:
+        `(n,)`, nats, at most 0.
+
+    Source:
+        Pereyra, Tucker, Chorowski, Kaiser, Hinton: Regularizing Neural Networks by Penalizing Confident Output
+        Distributions (2017).
+
+    Example:
+        >>> entropy_bonus(torch.tensor([0.6931]))
+        tensor([-0.6931])
+    """
+    return -entropy
+
+
+def unlikelihood(log_prob: Tensor, negative: Tensor) -> Tensor:
+    """Cross-entropy of good tokens, and `-log(1 - p)` of those that are marked as bad.
+
+    The sequence-level form: what is made less likely is the label itself, in a repetition or any other passage that is
+    marked in the dict of labels. A passage to learn nothing from has labels of -100. Where `p` is 1 to the last bit of
+    float32, no gradient is left.
+
+    Args:
+        log_prob: log-probability of the label, `(n,)`, nats.
+        negative: whether the label is bad, `(n,)` bool, or numbers, 0 where it is good.
+
+    Returns:
+        `(n,)`, nats.
+
+    Source:
+        Welleck, Kulikov, Roller, Dinan, Cho, Weston: Neural Text Generation with Unlikelihood Training (2020),
+        sequence-level objective.
+
+    Example:
+        >>> unlikelihood(torch.tensor([0.1, 0.1]).log(), torch.tensor([False, True]))
+        tensor([2.3026, 0.1054])
+    """
+    return torch.where(negative != 0, -_miss(log_prob).log(), -log_prob)
+
+
+def policy_gradient(log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, *, clip: float = 0.2) -> Tensor:
+    """Clipped surrogate of proximal policy optimisation: minus advantage times the ratio of new to old probability.
+
+    Args:
+        log_prob: log-probability of the label, `(n,)`, nats.
+        old_log_prob: the same under the policy that wrote it, `(n,)`, as `reducers.token_log_probs` gives it.
+        advantages: what the label was worth, `(n,)`.
+        clip: how far a ratio is rewarded for leaving 1, in `(0, 1)`.
+
+    Returns:
+        `(n,)`, units of the advantage.
+
+    Source:
+        Schulman, Wolski, Dhariwal, Radford, Klimov: Proximal Policy Optimization Algorithms (2017), equation 7.
+
+    Example:
+        >>> policy_gradient(torch.tensor([0.5, 0.5]).log(), torch.tensor([0.4, 0.4]).log(), torch.tensor([1.0, -1.0]))
+        tensor([-1.2000,  1.2500])
+    """
+    if not 0.0 < clip < 1.0:
+        raise ValueError(f"clip must lie between 0 and 1, got {clip}")
+    change = log_prob - old_log_prob
+    # Clipped before the exponential: a ratio that overflows would have a gradient of 0 * inf.
+    risen, fallen = change.clamp(max=math.log1p(clip)), change.clamp(min=math.log1p(-clip))
+    return -advantages * torch.where(advantages > 0, risen, fallen).exp()
+
+
 def check_smoothing(label_smoothing: float) -> None:
     """Raise ValueError unless `label_smoothing` is a mass."""
     if not 0.0 <= label_smoothing <= 1.0:
