@@ -31,7 +31,7 @@ def class_counts(labels: Any, *, num_classes: int) -> Tensor:
         tensor([1., 0., 2.], dtype=torch.float64)
     """
     ids = _flat(labels)
-    if (ids.is_floating_point() and ids.numel()) or ids.dtype == torch.bool:
+    if ids.is_floating_point() or ids.dtype == torch.bool:
         raise TypeError(f"labels must be integer class ids, not {ids.dtype}")
     ids = ids.long()
     ids = ids[ids != IGNORED]
@@ -153,7 +153,11 @@ def _flat(labels: Any) -> Tensor:
     """Labels in any container as one 1-D tensor on the host; rows of a sequence may differ in length."""
     if hasattr(labels, "__array__"):
         return torch.as_tensor(labels).detach().cpu().flatten()
-    return torch.cat([torch.as_tensor(row).detach().cpu().flatten() for row in labels] or [torch.empty(0)])
+    rows = list(labels)
+    if rows and not hasattr(rows[0], "__len__"):
+        return torch.as_tensor(rows)
+    parts = [torch.as_tensor(row).detach().cpu().flatten() for row in rows if len(row)]
+    return torch.cat(parts or [torch.empty(0, dtype=torch.int64)])
 
 
 def _present(labels: Any, num_classes: int) -> Tensor:

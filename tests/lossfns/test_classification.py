@@ -487,7 +487,7 @@ def test_missing_rows_may_hold_anything(loss, labels, size):
 
 
 def test_masking_by_multiplication_is_found():
-    """What the two tests above are for: right for finite logits, NaN where no label is left or a logit is not finite."""
+    """What the two tests above are for: NaN where no label is left, or a logit that no label asks for is infinite."""
 
     def masked(x, labels):
         known = labels != N

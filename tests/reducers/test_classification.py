@@ -1,0 +1,174 @@
+"""Reducers of classes against scikit-learn, loops and the stock Trainer."""
+
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import confusion_matrix
+
+from lossfns import classification_loss, multi_label_loss, token_classification_loss
+from reducers import argmax, combine, confusion_counts, ordinal_ids, probabilities
+from tests import tiny
+
+N = -100
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return (2 * torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))).to(dtype)
+
+
+# --- probabilities ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("multi_label", [False, True])
+def test_probabilities(dtype, multi_label):
+    logits = 5 * normal(4, 3, dtype=dtype)
+    found = probabilities(logits, torch.zeros(4, dtype=torch.long), multi_label=multi_label)["probabilities"]
+    assert found.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    for row, x in zip(found.tolist(), logits.tolist(), strict=True):
+        total = sum(math.exp(value) for value in x)
+        right = [1 / (1 + math.exp(-value)) if multi_label else math.exp(value) / total for value in x]
+        assert row == pytest.approx(right, rel=1e-6 if dtype != torch.float64 else 1e-12)
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [None, torch.zeros(4, dtype=torch.long), torch.zeros(4, 3), {"labels": torch.zeros(4)}, torch.zeros(4, 1)],
+    ids=["none", "ids", "soft", "dict", "one column"],
+)
+def test_probabilities_with_any_labels(labels):
+    logits = normal(4, 3)
+    expected = probabilities(logits, None)["probabilities"]
+    for outputs in (logits, (torch.tensor(0.5), logits, (normal(4, 7, 5),)), {"logits": logits}):
+        assert torch.equal(probabilities(outputs, labels)["probabilities"], expected)
+
+
+def test_a_single_logit_has_no_softmax():
+    with pytest.raises(ValueError, match="always 1; say multi_label=True"):
+        probabilities(normal(4, 1), None)
+    assert probabilities(torch.zeros(4, 1), None, multi_label=True)["probabilities"].eq(0.5).all()
+
+
+# --- ordered classes -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("conditional", [False, True])
+def test_ordinal_ids_count_the_thresholds_below(conditional):
+    logits = normal(50, 4)
+    expected = []
+    for row in logits.tolist():
+        chance, above = 1.0, 0
+        for x in row:
+            p = 1 / (1 + math.exp(-x))
+            chance = chance * p if conditional else p
+            above += chance > 0.5
+        expected.append(above)
+    found = ordinal_ids(logits, torch.zeros(50, dtype=torch.long), conditional=conditional)
+    assert found.tolist() == expected
+    assert found.dtype == torch.int32
+    assert (ordinal_ids(logits, None) != ordinal_ids(logits, None, conditional=True)).any()
+
+
+# --- confusion -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_confusion_of_tokens_is_scikit_learns(dtype):
+    logits, labels = normal(5, 7, 3, dtype=dtype), torch.randint(-1, 3, (5, 7), generator=torch.manual_seed(1))
+    labels[labels == -1] = N
+    labels[2] = N
+    found = confusion_counts(logits, labels, shift=0)["confusion"]
+    assert (found.dtype, found.shape) == (torch.int64, (5, 9))
+    for sample, x, y in zip(found, logits, labels, strict=True):
+        known = y != N
+        expected = np.zeros((3, 3), int)
+        if known.any():
+            expected = confusion_matrix(y[known], x.float()[known].argmax(-1), labels=range(3))
+        assert sample.view(3, 3).tolist() == expected.tolist()
+
+
+def test_confusion_of_samples():
+    logits, labels = normal(40, 4), torch.arange(40) % 4
+    labels[::7] = N
+    found = confusion_counts((torch.tensor(0.0), logits), {"labels": labels})["confusion"]
+    known = labels != N
+    assert found.sum(0).view(4, 4).tolist() == confusion_matrix(labels[known], logits.argmax(-1)[known]).tolist()
+    assert found.sum(1).tolist() == known.long().tolist()
+
+
+def test_confusion_of_shifted_and_equal_logits():
+    logits = torch.zeros(1, 3, 2)
+    found = confusion_counts(logits, torch.tensor([[1, 1, 0]]), shift=1)["confusion"]
+    assert found.tolist() == [[1, 0, 1, 0]]  # the first label is predicted by nothing, equal logits by the smaller id
+
+
+def test_masking_by_predictions_is_found():
+    """What labels decide: padding comes as rows of -100 logits, whose largest is class 0."""
+    logits, labels = torch.full((1, 2, 2), -100.0), torch.tensor([[N, N]])
+    assert not confusion_counts(logits, labels, shift=0)["confusion"].any()
+    assert (argmax(logits, labels, shift=0) != N).all()
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: confusion_counts(normal(2, 3, 4), torch.zeros(2, 3).long()), ValueError, "need a shift"),
+        (lambda: confusion_counts(normal(2, 4), None), ValueError, "confusion_counts scores labels"),
+        (lambda: confusion_counts(normal(2, 4), torch.tensor([0, 4])), ValueError, "label 4 is out of range"),
+        (lambda: confusion_counts(normal(2, 4).long(), torch.tensor([0, 1])), TypeError, "expected logits"),
+        (lambda: probabilities(normal(2, 3, 4), None), ValueError, r"shape \(batch, classes\)"),
+        (lambda: probabilities(normal(2, 3, 4), torch.zeros(2, 3)), ValueError, "for tokens use argmax"),
+        (lambda: ordinal_ids(normal(2, 3, 4), None), ValueError, "ordinal_ids takes logits"),
+    ],
+)
+def test_bad_input(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+# --- in the stock Trainer --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch", [1, 3, 8])
+def test_every_sample_arrives(batch):
+    rows = tiny.token_rows(8)
+    reducer = combine(ids=partial(argmax, shift=0), counts=partial(confusion_counts, shift=0))
+    trainer = tiny.trainer(
+        tiny.model("bert_token"),
+        None,
+        token_classification_loss,
+        reducer=reducer,
+        eval_rows=rows,
+        per_device_eval_batch_size=batch,
+    )
+    predicted = trainer.predict(rows).predictions
+    for row, ids, counts in zip(rows, predicted["ids"], predicted["counts"]["confusion"], strict=True):
+        known = row["labels"] != N
+        expected = confusion_matrix(row["labels"][known], ids[: len(known)][known], labels=range(3))
+        assert counts.reshape(3, 3).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("multi_label", [False, True])
+def test_probabilities_arrive_for_soft_and_several_labels(multi_label):
+    labels = torch.eye(3, dtype=torch.float64).repeat(3, 1)[:8]
+    images = tiny.image_rows(8)
+    rows = [row | {"labels": label} for row, label in zip(images, labels, strict=True)]
+    model = tiny.model("vit")
+    trainer = tiny.trainer(
+        model,
+        None,
+        multi_label_loss if multi_label else classification_loss,
+        reducer=partial(probabilities, multi_label=multi_label),
+        collator=lambda rows: {name: torch.stack([row[name] for row in rows]) for name in rows[0]},
+        per_device_eval_batch_size=3,
+    )
+    found = trainer.predict(rows)
+    with torch.no_grad():
+        logits = model(pixel_values=torch.stack([row["pixel_values"] for row in rows])).logits
+    expected = logits.sigmoid() if multi_label else logits.softmax(-1)
+    np.testing.assert_allclose(found.predictions["probabilities"], expected, rtol=1e-12)
+    nll = -(labels * expected.log() + multi_label * (1 - labels) * (1 - expected).log())
+    assert found.metrics["test_loss"] == pytest.approx(nll.mean().item() * (1 if multi_label else 3), rel=1e-6)
