@@ -7,12 +7,12 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from . import evaluation, harness, losses
+from . import evaluation, harness, losses, metrics
 
 HERE = Path(__file__).resolve().parent
-SECTIONS = {"losses": losses.report, "evaluation": evaluation.report}
+SECTIONS = {"losses": losses.report, "evaluation": evaluation.report, "metrics": metrics.report}
 # Speed depends on the allocator; what an evaluation keeps does not.
-ALLOCATORS_OF = {"losses": ("default", "kept"), "evaluation": ("default",)}
+ALLOCATORS_OF = {"losses": ("default", "kept"), "evaluation": ("default",), "metrics": ("default",)}
 
 
 def main(arguments: list[str] | None = None) -> Path:

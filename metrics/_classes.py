@@ -53,7 +53,7 @@ def label_ids(labels: Any, num_classes: int) -> Array:
     """
     if not isinstance(labels, np.ndarray) or labels.dtype.kind not in "iu":
         raise TypeError(f"labels must be one array of class ids (integers); {describe(labels)} came")
-    _check_range("labels", labels[labels != IGNORED], num_classes, "-100 is the only other value")
+    _check_range("labels", chosen(labels, labels != IGNORED), num_classes, "-100 is the only other value")
     return labels
 
 
@@ -68,7 +68,7 @@ def predicted_ids(ids: Array, labels: Array, num_classes: int) -> Array:
         raise TypeError(f"predicted ids must be integers; {describe(ids)} came")
     if ids.shape != labels.shape:
         raise ValueError(f"predicted ids have shape {ids.shape}, labels {labels.shape}: one id for each label")
-    active: Array = ids[labels != IGNORED]
+    active = chosen(ids, labels != IGNORED)
     hint = "where no logit predicts a label (-100 in the ids), the label must be -100 too, as by mask_first_label"
     _check_range("predicted ids", active, num_classes, hint)
     return active
@@ -116,15 +116,27 @@ def tally(active: Array, cells: Array, width: int, values: Array | None = None) 
     Returns:
         `csr_array` (samples, width), int64 or the dtype of `values`.
     """
-    ends = np.cumsum(per_sample(active))
+    starts = np.zeros(len(active) + 1, sparse.get_index_dtype(maxval=len(cells)))
+    np.cumsum(per_sample(active), out=starts[1:])
     data = np.ones(len(cells), np.int64) if values is None else values
-    return sparse.csr_array((data, cells, np.concatenate([[0], ends])), shape=(len(active), width))
+    return sparse.csr_array((data, cells, starts), shape=(len(active), width))
 
 
 def per_sample(entries: Array) -> Array:
     """Return the sums over all dimensions but the first."""
     sums: Array = entries.reshape(len(entries), math.prod(entries.shape[1:])).sum(1)
     return sums
+
+
+def chosen(entries: Array, where: Array) -> Array:
+    """Return `entries[where]`, without a copy where all are chosen."""
+    return entries.reshape(-1, *entries.shape[where.ndim :]) if where.all() else entries[where]
+
+
+def pair_cells(labels: Array, ids: Array, num_classes: int) -> Array:
+    """Return the place of each pair in a confusion matrix, rows one after the other."""
+    cells = np.multiply(labels, num_classes, dtype=sparse.get_index_dtype(maxval=num_classes**2), casting="unsafe")
+    return np.add(cells, ids, out=cells, casting="unsafe")
 
 
 def _check_range(what: str, ids: Array, num_classes: int, hint: str) -> None:

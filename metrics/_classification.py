@@ -15,10 +15,12 @@ from . import confusion
 from ._classes import (
     IGNORED,
     check_probabilities,
+    chosen,
     class_names,
     label_ids,
     missing,
     named_predictions,
+    pair_cells,
     per_sample,
     predicted_ids,
     tally,
@@ -190,15 +192,15 @@ def class_counts(predictions: Any, labels: Any, *, num_classes: int) -> Columns:
     ids = predicted_ids(found["ids"], labels, num_classes) if "ids" in found else None
     if "probabilities" in found:
         check_probabilities(found["probabilities"], (*labels.shape, num_classes), softmax=True, where=active)
-        chosen = found["probabilities"][active].astype(np.float64)
-        ids = chosen.argmax(-1) if ids is None else ids
-        columns = _probability_sums(chosen, labels[active], active)
+        scored = chosen(found["probabilities"], active).astype(np.float64)
+        ids = scored.argmax(-1) if ids is None else ids
+        columns = _probability_sums(scored, chosen(labels, active), active)
     if "confusion" in found:
         return {"confusion": _checked_confusion(found["confusion"], num_classes), **columns}
     if ids is None:
         sources = ", ".join(f"{name} (reducers.{source})" for name, source in COLUMNS.items())
         raise missing(f"predicted ids, or a dict with one of the columns {sources}", predictions)
-    cells = labels[active].astype(np.int64) * num_classes + ids
+    cells = pair_cells(chosen(labels, active), ids, num_classes)
     return {"confusion": tally(active, cells, num_classes**2), **columns}
 
 
