@@ -171,26 +171,28 @@ def _check_shapes(logits: Tensor, labels: Tensor, dimensions: int, soft: bool) -
 
 
 def _by_class(values: ClassValues, name: str, logits: Tensor) -> Tensor:
+    """One number a class of the logits, `(C,)` float64 on the host."""
     table = class_table(values, name)
     if table.numel() != logits.shape[-1]:
         raise ValueError(f"{name} is for {table.numel()} classes, the logits have {logits.shape[-1]}")
-    return table.to(logits.device, compute_dtype(logits.dtype))
+    return table
 
 
 def _adjusted(logits: Tensor, logit_adjustment: ClassValues | None) -> Tensor:
     if logit_adjustment is None:
         return logits
-    return logits.to(compute_dtype(logits.dtype)) + _by_class(logit_adjustment, "logit_adjustment", logits)
+    x = logits.to(compute_dtype(logits.dtype))
+    return x + _by_class(logit_adjustment, "logit_adjustment", logits).to(x)
 
 
 def _lowered(logits: Tensor, ids: Tensor | None, margins: ClassValues) -> Tensor:
     if ids is None:
         raise ValueError("margins are taken off the logit of the one right class; soft labels have none")
-    pairs = align(logits, ids, shift=0)
-    lowered = logits.to(compute_dtype(logits.dtype)).flatten(0, -2)
     table = _by_class(margins, "margins", logits)
-    at_label = pairs.rows.on_device, pairs.rows.classes
-    return lowered.index_put(at_label, -table[pairs.rows.classes], accumulate=True).view(logits.shape)
+    rows = align(logits, ids, shift=0).rows
+    x = logits.to(compute_dtype(logits.dtype)).flatten(0, -2)
+    at_label = rows.on_device, rows.classes
+    return x.index_put(at_label, -table.to(x)[rows.classes], accumulate=True).view(logits.shape)
 
 
 @uncompiled
@@ -242,7 +244,7 @@ def multi_label_loss(
             "logits' shape (batch, labels); class ids go to classification_loss"
         )
     check_smoothing(label_smoothing)
-    weight = None if pos_weight is None else _by_class(pos_weight, "pos_weight", logits).cpu()
+    weight = None if pos_weight is None else _by_class(pos_weight, "pos_weight", logits)
     host = targets.detach().cpu()
     wrong = (host != IGNORED) & ~((host >= 0) & (host <= 1))
     if bool(wrong.any()):

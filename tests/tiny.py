@@ -123,6 +123,7 @@ _MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bert_mlm": ("BertForMaskedLM", "BertConfig", _ENCODER),
     "bert_cls": ("BertForSequenceClassification", "BertConfig", _ENCODER | {"num_labels": 3}),
     "bert_token": ("BertForTokenClassification", "BertConfig", _ENCODER | {"num_labels": 3}),
+    "bert_choice": ("BertForMultipleChoice", "BertConfig", _ENCODER),
     "bert_qa": ("BertForQuestionAnswering", "BertConfig", _ENCODER),
     "t5": ("T5ForConditionalGeneration", "T5Config", _T5),
     "bart": ("BartForConditionalGeneration", "BartConfig", _BART),

@@ -4,6 +4,7 @@ The window is eight samples, some without a label; one micro-batch of two has no
 torch alone, on all eight at once. Broken losses, transformers' own among them, must be found by the same comparison.
 """
 
+import pickle
 from functools import partial
 from typing import Any
 
@@ -193,6 +194,18 @@ def test_tokens(split):
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-12)
 
 
+@pytest.mark.parametrize("split", SPLITS)
+def test_multiple_choice(split):
+    """Four answers of one length a question; the model returns logits (questions, answers)."""
+    generator = torch.Generator().manual_seed(0)
+    rows = [
+        {"input_ids": torch.randint(4, tiny.VOCAB, (4, 6), generator=generator), "labels": label} for label in ids(4)
+    ]
+    expected = whole(tiny.model("bert_choice"), rows, soft_mean)
+    found = trained(tiny.model("bert_choice"), rows, classification_loss, **SPLITS[split])
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-12)
+
+
 def plain_mean(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
     return F.cross_entropy(*known(outputs["logits"], labels)) if labels.ne(N).any() else outputs["logits"].sum() * 0
 
@@ -243,6 +256,44 @@ def test_collators_mark_what_is_missing():
     expected = whole(head("bert_cls", 3), rows_with(TARGETS, "bert_cls"), partial(real_mean, F.mse_loss))
     found = trained(head("bert_cls", 3), rows, regression_loss, collator=mask_missing(collate), **SPLITS["4 x 2"])
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize("labels", [torch.tensor([[1, 255], [0, 2]], dtype=torch.uint8), torch.tensor([255, 1, 0])])
+def test_replaced_labels_of_any_shape(labels):
+    """All at once, so that two ids can change places; and no id is written into a dtype that cannot hold it."""
+    collator = pickle.loads(pickle.dumps(replace_labels(torch.utils.data.default_convert, {255: N, 0: 1, 1: 0})))
+    found = collator({"labels": labels, "pixels": labels})
+    expected = [{255: N, 0: 1, 1: 0}.get(label, label) for label in labels.flatten().tolist()]
+    assert found["labels"].flatten().tolist() == expected
+    assert found["pixels"] is labels
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_masked_labels_keep_their_dtype(dtype):
+    collator = pickle.loads(pickle.dumps(mask_missing(torch.utils.data.default_convert)))
+    labels = torch.tensor([[0.5, torch.nan], [torch.nan, 2.0]], dtype=dtype)
+    found = collator({"labels": labels})["labels"]
+    assert found.dtype == dtype
+    assert found.tolist() == [[0.5, N], [N, 2.0]]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: replace_labels(collate, {255.0: N}), TypeError, "map integers to integers"),
+        (lambda: replace_labels(collate, {255: None}), TypeError, "map integers to integers"),
+        (
+            lambda: replace_labels(dict, {255: N})({"labels": torch.zeros(2)}),
+            ValueError,
+            "integer labels, got torch.fl",
+        ),
+        (lambda: replace_labels(dict, {255: N})({}), ValueError, "got NoneType"),
+        (lambda: mask_missing(dict)({"labels": torch.zeros(2).long()}), ValueError, "floating labels, got torch.int64"),
+    ],
+)
+def test_what_the_collators_refuse(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
 
 
 def test_several_devices_under_data_parallel():
