@@ -40,7 +40,7 @@ def split_labels(labels: Tensor | Mapping[str, Tensor] | None) -> tuple[Tensor, 
     if labels is None:
         raise ValueError(
             "labels are None, but a loss needs them: the batch has no key 'labels'. Add it in the data collator "
-            "(question answering: pack the two positions into one 'labels' tensor)"
+            "(question answering: lossfns.collators.pack_spans(collator), with label_names=['labels'])"
         )
     if isinstance(labels, Mapping):
         if not isinstance(labels.get("labels"), Tensor):

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .alignment import IGNORED
+from ._batch import Batch, Collator, batch_labels, described
+from ._label_dicts import count_pairs, count_sequences, mask_sequence_starts, with_extras
+from .alignment import IGNORED, split_labels
 
-Batch = dict[str, Any]
-Collator = Callable[[list[Any]], Batch]
+__all__ = [
+    "count_pairs",
+    "count_sequences",
+    "keep_supervised_logits",
+    "mask_first_label",
+    "mask_missing",
+    "mask_sequence_starts",
+    "pack_spans",
+    "replace_labels",
+    "with_decoder_inputs",
+    "with_extras",
+]
 
 
 @dataclass(frozen=True)
@@ -101,7 +113,7 @@ class MaskMissing:
         batch = self.collator(features)
         labels = batch.get("labels")
         if not isinstance(labels, Tensor) or not labels.is_floating_point():
-            raise ValueError(f"the collator must return floating labels, got {_described(labels)}")
+            raise ValueError(f"the collator must return floating labels, got {described(labels)}")
         return {**batch, "labels": labels.masked_fill(labels.isnan(), IGNORED)}
 
 
@@ -186,15 +198,98 @@ def _refuse_dispatched_batches() -> None:
         )
 
 
-def batch_labels(batch: Batch, *, dimensions: int | None = 2) -> Tensor:
-    """The integer labels of a batch, `(B, S)` unless told otherwise, or an error that says what is there instead."""
-    labels = batch.get("labels")
-    fits = isinstance(labels, Tensor) and dimensions in (None, labels.ndim) and not labels.is_floating_point()
-    if not isinstance(labels, Tensor) or not fits:
-        shape = "" if dimensions is None else " of shape (batch, sequence)"
-        raise ValueError(f"the collator must return integer labels{shape}, got {_described(labels)}")
-    return labels
+@dataclass(frozen=True)
+class PackSpans:
+    """See `pack_spans`."""
+
+    collator: Collator
+
+    def __call__(self, features: list[Any]) -> Batch:
+        batch = dict(self.collator(features))
+        ends = [batch.pop(name, None) for name in ("start_positions", "end_positions")]
+        if not all(isinstance(end, Tensor) and end.ndim == 1 for end in ends):
+            given = ", ".join(map(described, ends))
+            raise ValueError(f"the collator must return start_positions and end_positions (batch,), got {given}")
+        spans = torch.stack(ends, dim=1)
+        outside = (spans < 0) | (spans >= batch["input_ids"].shape[1])
+        return {**batch, "labels": spans.masked_fill(outside, IGNORED)}
 
 
-def _described(labels: Any) -> str:
-    return f"{labels.dtype} of shape {tuple(labels.shape)}" if isinstance(labels, Tensor) else type(labels).__name__
+def pack_spans(collator: Collator) -> PackSpans:
+    """Put `start_positions` and `end_positions` into one tensor `labels` `(B, 2)`, for `question_answering_loss`.
+
+    Positions outside the window become -100. The Trainer counts labels and evaluates only with
+    `TrainingArguments(label_names=["labels"])`: question answering has other label names otherwise.
+
+    Args:
+        collator: any data collator that returns `input_ids` `(B, S)` and both positions `(B,)`.
+
+    Returns:
+        A picklable collator.
+
+    Example:
+        >>> rows = [{"input_ids": [7, 8, 9], "start_positions": 1, "end_positions": 3}]
+        >>> collate = pack_spans(lambda rows: {name: torch.tensor([row[name] for row in rows]) for name in rows[0]})
+        >>> collate(rows)["labels"]
+        tensor([[   1, -100]])
+    """
+    return PackSpans(collator)
+
+
+@dataclass(frozen=True)
+class WithDecoderInputs:
+    """See `with_decoder_inputs`."""
+
+    collator: Collator
+    start: int
+    pad: int
+
+    def __call__(self, features: list[Any]) -> Batch:
+        batch = self.collator(features)
+        ids, _ = split_labels(batch.get("labels"))
+        return {**batch, "decoder_input_ids": shifted_right(batch_labels({"labels": ids}), self.start, self.pad)}
+
+
+def with_decoder_inputs(collator: Collator, model: Any) -> WithDecoderInputs:
+    """Add the `decoder_input_ids` of an encoder-decoder, which the model itself would make of its labels.
+
+    But the Trainer takes the labels out of the batch before `forward`: T5 then raises, and BART silently trains on its
+    own source.
+
+    Args:
+        collator: any data collator that returns integer labels `(B, S)`, in a dict or not.
+        model: an encoder-decoder, of which only two ids are kept: those that begin and pad a target.
+
+    Returns:
+        A picklable collator.
+
+    Raises:
+        ValueError: the configuration lacks one of the ids, or this model shifts its labels in a way of its own.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> model = SimpleNamespace(config=SimpleNamespace(decoder_start_token_id=0, pad_token_id=1))
+        >>> collate = with_decoder_inputs(lambda rows: {"labels": torch.tensor(rows)}, model)
+        >>> collate([[5, 6, 2], [7, 2, -100]])["decoder_input_ids"].tolist()
+        [[0, 5, 6], [0, 7, 2]]
+    """
+    start, pad = (getattr(model.config, name, None) for name in ("decoder_start_token_id", "pad_token_id"))
+    if start is None or pad is None:
+        raise ValueError(
+            f"decoder inputs need config.decoder_start_token_id and config.pad_token_id, got {start} and {pad}"
+        )
+    own = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+    probe = torch.tensor([[pad + 1, pad + 2, IGNORED]])
+    if own is not None and not torch.equal(own(probe), shifted_right(probe, start, pad)):
+        raise ValueError(
+            f"{type(model).__name__} makes its decoder inputs in a way of its own; use "
+            "DataCollatorForSeq2Seq(tokenizer, model=model)"
+        )
+    return WithDecoderInputs(collator, start, pad)
+
+
+def shifted_right(labels: Tensor, start: int, pad: int) -> Tensor:
+    """Decoder inputs of labels `(B, S)`: each row one to the right after `start`, with `pad` for -100."""
+    shifted = labels.roll(1, dims=1)
+    shifted[:, 0] = start
+    return shifted.masked_fill(shifted == IGNORED, pad)

@@ -13,7 +13,7 @@ from .normalization import NumItems, by_weights
 from .sources import label_loss, open_source
 from .terms import Term, cross_entropy
 
-Normalize = Literal["tokens", "weights"]
+Normalize = Literal["tokens", "sequences", "weights"]
 
 
 def causal_lm_loss(
@@ -37,8 +37,9 @@ def causal_lm_loss(
             the labels of this call.
         term: what is minimised a token.
         shift: the label at `i` is predicted by the logit at `i - shift`.
-        normalize: divide by the number of "tokens", also where they are weighted, or by their "weights": torch's
-            weighted mean, exact without gradient accumulation in one process only.
+        normalize: divide by the number of "tokens", also where they are weighted; by "sequences" after the mean over
+            each, with a collator in `collators.count_sequences`; or by "weights": torch's weighted mean, exact without
+            gradient accumulation in one process only.
         select: a function of `outputs` that picks the logits.
         source: `hidden_states(model)`: read hidden states and head instead of logits, which then never exist.
         overwrite_logits: write the gradient over the logits and empty them: no memory beside the logits themselves, and
@@ -117,7 +118,8 @@ def seq2seq_lm_loss(
     """Mean of a term over the target tokens of an encoder-decoder, whose decoder inputs are shifted and logits are not.
 
     The collator has to add `decoder_input_ids`: the Trainer takes the labels out of the batch before `forward`, and T5
-    then raises while BART silently trains on its source. `DataCollatorForSeq2Seq(tokenizer, model=model)` adds them.
+    then raises while BART silently trains on its source. `collators.with_decoder_inputs(collator, model)` adds them, or
+    `DataCollatorForSeq2Seq(tokenizer, model=model)`.
 
     Example:
         >>> import torch
@@ -134,6 +136,7 @@ def seq2seq_lm_loss(
         select=select,
         source=source,
         overwrite_logits=overwrite_logits,
+        decoder=True,
     )
 
 
@@ -149,16 +152,30 @@ def token_loss(
     select: Selector | None = None,
     source: HiddenStates | None = None,
     overwrite_logits: bool = False,
+    decoder: bool = False,
 ) -> Tensor:
     """What the losses of language models share: open the source, then as for any label."""
     ids, extras = split_labels(labels)
+    opened = open_source(outputs, ids, select, source)
+    if decoder:
+        _check_decoder(opened.like, ids)
     return label_loss(
-        open_source(outputs, ids, select, source),
+        opened,
         ids,
         extras,
         num_items_in_batch,
         term,
         shift=shift,
-        weighted=by_weights(normalize, "tokens"),
+        weighted=by_weights(normalize, "tokens", "sequences"),
+        sequences=normalize == "sequences",
         overwrite_logits=overwrite_logits,
     )
+
+
+def _check_decoder(logits: Tensor, labels: Tensor) -> None:
+    if logits.ndim == 3 and labels.ndim == 2 and logits.shape[1] != labels.shape[1]:
+        raise ValueError(
+            f"the decoder saw {logits.shape[1]} positions for {labels.shape[1]} labels. Without decoder_input_ids some "
+            "models (BART) decode their own source: wrap the collator in "
+            "lossfns.collators.with_decoder_inputs(collator, model)"
+        )

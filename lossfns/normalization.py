@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 import torch
 from torch import Tensor
 
 NumItems = Tensor | int | float | None
+
+# What the Trainer may be made to count, and the extra tensor by which a loss sees that it was.
+MARKERS = {"sequences": "sequence_ids", "pairs": "pair_ids"}
 
 
 def accumulator_dtype(device: torch.device) -> torch.dtype:
@@ -34,15 +39,57 @@ def item_count(num_items_in_batch: NumItems, own: int | Tensor, device: torch.de
     return torch.as_tensor(count, dtype=accumulator_dtype(device), device=device).sum().clamp(min=1)
 
 
-def by_weights(normalize: str, unit: str) -> bool:
+def by_weights(normalize: str, *units: str) -> bool:
     """Whether a loss divides by the weights of its items instead of their number.
 
     Raises:
-        ValueError: `normalize` is neither the loss's unit nor "weights".
+        ValueError: `normalize` is neither one of the loss's units nor "weights".
     """
-    if normalize not in (unit, "weights"):
-        raise ValueError(f"normalize must be {unit!r} or 'weights', not {normalize!r}")
+    if normalize not in (*units, "weights"):
+        known = ", ".join(map(repr, units))
+        raise ValueError(f"normalize must be {known} or 'weights', not {normalize!r}")
     return normalize == "weights"
+
+
+def check_unit(unit: str | None, extras: Container[str]) -> None:
+    """Hold the unit a loss divides by against what its collator lets the Trainer count.
+
+    Args:
+        unit: "sequences", "pairs", or None for labels one by one.
+        extras: names in the dict of labels, the collator's marker among them.
+
+    Raises:
+        ValueError: they differ; the message names the wrapper.
+    """
+    for counted, marker in MARKERS.items():
+        if (marker in extras) == (counted == unit):
+            continue
+        if counted == unit:
+            raise ValueError(
+                f"the loss divides by {counted}, but the labels carry no '{marker}': the Trainer counts others. "
+                f"Wrap the collator in lossfns.collators.count_{counted}(collator, shift=...)"
+            )
+        raise ValueError(
+            f"the collator is wrapped in count_{counted}, so the Trainer counts {counted}, but the loss divides by "
+            f"{unit or 'labels'}: drop the wrapper, or use a loss that divides by {counted} (normalize={counted!r})"
+        )
+
+
+def sequence_shares(sequence_ids: Tensor, positions: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor]:
+    """What each item weighs so that every sequence weighs 1.
+
+    Args:
+        sequence_ids: the sequence that an item belongs to, `(n,)`, counted in each row from 0.
+        positions: its place among the flattened labels, `(n,)`.
+        shape: the labels' shape, `(B, S)`.
+
+    Returns:
+        `(n,)` float64, and the number of sequences, 0-d int64. Nothing waits for the device.
+    """
+    places = positions.div(shape[1], rounding_mode="floor") * shape[1] + sequence_ids
+    lengths = torch.zeros(shape.numel(), dtype=accumulator_dtype(places.device), device=places.device)
+    lengths.index_add_(0, places, torch.ones_like(places, dtype=lengths.dtype))
+    return lengths[places].reciprocal(), (lengths > 0).sum()
 
 
 def weigh(count: Tensor, weights: Tensor, own: int) -> Tensor:

@@ -14,9 +14,9 @@ from ._rows import Rows
 from ._term_loss import BoundTerm, bind, term_loss
 from .alignment import Selector, align, select_logits
 from .hidden import HiddenStates, stand_in
-from .normalization import NumItems, item_count, weigh
+from .normalization import MARKERS, NumItems, check_unit, item_count, sequence_shares, weigh
 from .statistics import row_statistics, top_ids
-from .terms import Term
+from .terms import Term, sequence_averaged
 
 
 @dataclass(frozen=True)
@@ -90,11 +90,18 @@ def label_loss(
     *,
     shift: int = 0,
     weighted: bool = False,
+    sequences: bool = False,
     overwrite_logits: bool = False,
 ) -> Tensor:
-    """What every loss of one class id an item shares: align, bind, measure, divide by the items or their weights."""
+    """What every loss of one class id an item shares: align, bind, measure, divide by items, weights or sequences."""
+    check_unit("sequences" if sequences else None, extras)
     pairs = align(source.like, ids, shift=shift, padded=source.padded)
-    count = item_count(num_items_in_batch, len(pairs.rows), source.like.device)
+    own: int | Tensor = len(pairs.rows)
+    if sequences:
+        marker = MARKERS["sequences"]
+        shares, own = sequence_shares(pairs.gather(extras[marker], marker), pairs.positions, pairs.shape)
+        term, extras = sequence_averaged(term), {**extras, "sequence_share": pairs.scatter(shares)}
+    count = item_count(num_items_in_batch, own, source.like.device)
     bound = bind(term, pairs, extras, classes=source.like.shape[-1])
     if weighted:
         count = weigh(count, bound.weights(), len(pairs.rows))

@@ -386,8 +386,17 @@ def class_weighted(term: Term, weights: ClassValues) -> Combined:
     return Combined((term,), (1.0,), partial(_class_weight, table=table), _classes([term], table.numel()))
 
 
+def sequence_averaged(term: Term) -> Combined:
+    """The term times the extra `sequence_share`, one over the number of items in the item's sequence."""
+    return Combined((term,), (1.0,), _sequence_share, _classes([term]))
+
+
 def _token_weight(token_weights: Tensor) -> Tensor:
     return token_weights
+
+
+def _sequence_share(sequence_share: Tensor) -> Tensor:
+    return sequence_share
 
 
 def _class_weight(labels: Tensor, *, table: Tensor) -> Tensor:

@@ -1,0 +1,26 @@
+"""What every wrapper around a collator asks of the batch it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+Batch = dict[str, Any]
+Collator = Callable[[list[Any]], Batch]
+
+
+def batch_labels(batch: Batch, *, dimensions: int | None = 2) -> Tensor:
+    """The integer labels of a batch, `(B, S)` unless told otherwise, or an error that says what is there instead."""
+    labels = batch.get("labels")
+    fits = isinstance(labels, Tensor) and dimensions in (None, labels.ndim) and not labels.is_floating_point()
+    if not isinstance(labels, Tensor) or not fits:
+        shape = "" if dimensions is None else " of shape (batch, sequence)"
+        raise ValueError(f"the collator must return integer labels{shape}, got {described(labels)}")
+    return labels
+
+
+def described(labels: Any) -> str:
+    """Dtype and shape of a tensor, the type of anything else."""
+    return f"{labels.dtype} of shape {tuple(labels.shape)}" if isinstance(labels, Tensor) else type(labels).__name__

@@ -1,0 +1,292 @@
+"""Collator wrappers that make a dict of labels, and the `shift_labels` that the Trainer then counts.
+
+The Trainer cannot count in a dict. It counts what is not -100 in the batch's `shift_labels` if they are there (since
+transformers 5.10), whatever they are: the labels of a loss, or one 0 for each unit that it divides by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ._batch import Batch, Collator, batch_labels
+from .alignment import IGNORED, split_labels
+from .normalization import MARKERS
+
+
+@dataclass(frozen=True)
+class WithExtras:
+    """See `with_extras`."""
+
+    collator: Collator
+    names: tuple[str, ...]
+    shift: int | None
+
+    def __call__(self, features: list[Any]) -> Batch:
+        columns = {name: [row[name] for row in features] for name in self.names if name in features[0]}
+        rest = [{name: value for name, value in row.items() if name not in columns} for row in features]
+        batch = self.collator(rest)
+        made = {name: batch[name] for name in self.names if name in batch}
+        missing = sorted({*self.names} - {*columns, *made})
+        if missing:
+            raise ValueError(
+                f"no {missing} among the columns {sorted(features[0])}: extras are columns of the dataset, and stay so "
+                "only with TrainingArguments(remove_unused_columns=False)"
+            )
+        extras = made | {name: _like_labels(column, name, rest, batch) for name, column in columns.items()}
+        ids, before = split_labels(batch.get("labels"))
+        batch = {name: value for name, value in batch.items() if name not in made}
+        counted = batch["shift_labels"] if "shift_labels" in batch else _shifted(ids, self.shift)
+        return _label_dict(batch, {"labels": ids, **before, **extras}, counted)
+
+
+def with_extras(collator: Collator, names: Iterable[str], *, shift: int | None = None) -> WithExtras:
+    """Hand columns of the dataset to the loss: `labels` becomes the dict `{"labels": ids, name: tensor, ...}`.
+
+    A term finds them by name: `token_weights` for `token_weighted`, `negative` for `unlikelihood`, `old_log_prob` and
+    `advantages` for `policy_gradient`. `shift_labels` stands beside the dict, so that the Trainer's count is right; the
+    model's forward has to take it (`**kwargs`).
+
+    Args:
+        collator: any data collator that returns `labels` and pads the rows of a batch on one side; it does not see the
+            extra columns. An extra that the collator itself returns is moved into the dict.
+        names: the extra columns: a number a row, or one for each of the row's labels.
+        shift: 1 for causal models, 0 for all others; no default for labels `(B, S)`.
+
+    Returns:
+        A picklable collator. Extras are `(B,)` or `(B, S)`, 0 where labels are padding; floats become float32.
+
+    Raises:
+        TypeError: names are not strings.
+        ValueError: in the call: an extra is missing or does not fit the labels, no shift, or the collator does not pad.
+
+    Example:
+        >>> collate = with_extras(lambda rows: {"labels": torch.tensor([row["labels"] for row in rows])},
+        ...                       ["token_weights"], shift=1)
+        >>> batch = collate([{"labels": [4, 5], "token_weights": [0.0, 0.5]}])
+        >>> batch["labels"]["token_weights"], batch["shift_labels"]
+        (tensor([[0.0000, 0.5000]]), tensor([[   5, -100]]))
+    """
+    given = tuple(names)
+    if isinstance(names, str) or not all(isinstance(name, str) for name in given):
+        raise TypeError(f"names must be a sequence of column names, got {names!r}")
+    return WithExtras(collator, given, shift)
+
+
+@dataclass(frozen=True)
+class CountSequences:
+    """See `count_sequences`."""
+
+    collator: Collator
+    shift: int
+
+    def __call__(self, features: list[Any]) -> Batch:
+        batch = self.collator(features)
+        ids, extras = split_labels(batch.get("labels"))
+        batch_labels({"labels": ids})
+        sequences = sequence_starts(batch, ids).cumsum(1) - 1 if "position_ids" in batch else torch.zeros_like(ids)
+        first = _first_of(sequences, _targets(ids, self.shift))
+        return _label_dict(batch, {"labels": ids, **extras, MARKERS["sequences"]: sequences}, _units(first))
+
+
+def count_sequences(collator: Collator, *, shift: int) -> CountSequences:
+    """Let the Trainer count sequences, for losses with `normalize="sequences"`: the mean over sequences of their means.
+
+    `labels` becomes a dict with a marker, and `shift_labels` holds one 0 for each sequence that has a target. A row is
+    one sequence, or several where `position_ids` restart.
+
+    Args:
+        collator: any data collator that returns integer labels `(B, S)`, in a dict or not.
+        shift: 1 for causal models, 0 for all others.
+
+    Returns:
+        A picklable collator.
+
+    Example:
+        >>> collate = count_sequences(lambda rows: {"labels": torch.tensor(rows)}, shift=1)
+        >>> collate([[5, 6, 7], [8, -100, -100]])["shift_labels"]
+        tensor([[-100,    0, -100],
+                [-100, -100, -100]])
+    """
+    return CountSequences(collator, shift)
+
+
+@dataclass(frozen=True)
+class CountPairs:
+    """See `count_pairs`."""
+
+    collator: Collator
+    shift: int
+
+    def __call__(self, features: list[Any]) -> Batch:
+        batch = self.collator(features)
+        ids, extras = split_labels(batch.get("labels"))
+        batch_labels({"labels": ids})
+        pairs, odd = divmod(ids.shape[0], 2)
+        if odd:
+            raise ValueError(
+                f"{ids.shape[0]} rows are no pairs: the first half of a batch is chosen, the other rejected"
+            )
+        targets = _targets(ids, self.shift)
+        both = targets[:pairs].any(1) & targets[pairs:].any(1)
+        marker = torch.arange(pairs).repeat(2)
+        counted = _units(torch.cat([both, torch.zeros_like(both)]))
+        return _label_dict(batch, {"labels": ids, **extras, MARKERS["pairs"]: marker}, counted)
+
+
+def count_pairs(collator: Collator, *, shift: int) -> CountPairs:
+    """Let the Trainer count pairs of rows: chosen in the first half of a batch, rejected in that order in the second.
+
+    `labels` becomes a dict with a marker, and `shift_labels` holds one 0 for each pair whose rows both have a target.
+
+    Args:
+        collator: any data collator that returns integer labels `(B, S)` of an even number of rows, in a dict or not.
+        shift: 1 for causal models, 0 for all others.
+
+    Returns:
+        A picklable collator.
+
+    Example:
+        >>> collate = count_pairs(lambda rows: {"labels": torch.tensor(rows)}, shift=1)
+        >>> batch = collate([[5, 6], [5, 7], [5, 8], [5, -100]])
+        >>> batch["labels"]["pair_ids"], batch["shift_labels"]
+        (tensor([0, 1, 0, 1]), tensor([   0, -100, -100, -100]))
+    """
+    return CountPairs(collator, shift)
+
+
+@dataclass(frozen=True)
+class MaskSequenceStarts:
+    """See `mask_sequence_starts`."""
+
+    collator: Collator
+
+    def __call__(self, features: list[Any]) -> Batch:
+        batch = self.collator(features)
+        labels = batch_labels(batch)
+        return {**batch, "labels": labels.masked_fill(sequence_starts(batch, labels), IGNORED)}
+
+
+def mask_sequence_starts(collator: Collator) -> MaskSequenceStarts:
+    """Set the first label of every packed sequence to -100, so that no sequence predicts the next one.
+
+    Args:
+        collator: any data collator that returns labels and `position_ids` `(B, S)`, which restart with each sequence.
+
+    Returns:
+        A picklable collator.
+
+    Example:
+        >>> collate = mask_sequence_starts(lambda rows: {name: torch.tensor([rows[0][name]]) for name in rows[0]})
+        >>> collate([{"labels": [5, 6, 7, 8], "position_ids": [0, 1, 0, 1]}])["labels"]
+        tensor([[-100,    6, -100,    8]])
+    """
+    return MaskSequenceStarts(collator)
+
+
+def sequence_starts(batch: Batch, labels: Tensor) -> Tensor:
+    """Where a sequence begins, `(B, S)` bool: in the first column, and where the position does not follow the last one.
+
+    Raises:
+        ValueError: the batch has no position ids of the labels' shape.
+    """
+    positions = batch.get("position_ids")
+    if not isinstance(positions, Tensor) or positions.shape != labels.shape:
+        given = f"shape {tuple(positions.shape)}" if isinstance(positions, Tensor) else type(positions).__name__
+        raise ValueError(
+            f"packed sequences are told apart by position_ids of the labels' shape {tuple(labels.shape)}, but the "
+            f"collator returns {given}; DataCollatorWithFlattening makes them. Rows of one sequence: mask_first_label"
+        )
+    starts = torch.ones_like(labels, dtype=torch.bool)
+    starts[:, 1:] = positions.diff(dim=1) != 1
+    return starts
+
+
+def _targets(labels: Tensor, shift: int) -> Tensor:
+    """Where a label is scored, `(B, S)` bool."""
+    scored = labels != IGNORED
+    scored[:, :shift] = False
+    return scored
+
+
+def _first_of(sequences: Tensor, targets: Tensor) -> Tensor:
+    """The first target of every sequence of a row, `(B, S)` bool; `sequences` count up within a row."""
+    seen = sequences.masked_fill(~targets, -1).cummax(1).values
+    return targets & (F.pad(seen[:, :-1], (1, 0), value=-1) < sequences)
+
+
+def _label_dict(batch: Batch, labels: dict[str, Tensor], counted: Tensor) -> Batch:
+    return {**batch, "labels": labels, "shift_labels": counted}
+
+
+def _units(marks: Tensor) -> Tensor:
+    """One 0 for each unit, -100 elsewhere, int64."""
+    return torch.full_like(marks, IGNORED, dtype=torch.int64).masked_fill(marks, 0)
+
+
+def _shifted(labels: Tensor, shift: int | None) -> Tensor:
+    """What the Trainer counts: the labels that a logit predicts, at the place of that logit."""
+    if shift is None and labels.ndim > 1:
+        raise ValueError(
+            f"labels of shape {tuple(labels.shape)} need a shift: say shift=1 (causal language models) or shift=0 "
+            "(masked, token classification, seq2seq), as in with_extras(collator, names, shift=1)"
+        )
+    return F.pad(labels[..., shift:], (0, shift), value=IGNORED) if shift else labels
+
+
+def _like_labels(column: Sequence[Any], name: str, rows: Sequence[Any], batch: Batch) -> Tensor:
+    """An extra column as one tensor: `(B,)`, or `(B, S)` with each value at the place of its label."""
+    values = [torch.as_tensor(value) for value in column]
+    dimensions = {value.ndim for value in values}
+    if dimensions == {0}:
+        return _narrow(torch.stack(values))
+    ids, _ = split_labels(batch.get("labels"))
+    if dimensions != {1} or ids.ndim != 2:
+        raise ValueError(f"the extra '{name}' must be one number a row or one for each label of a row, got {values[0]}")
+    packed = ids.shape[0] == 1 < len(values)
+    ends = _ends(values, rows, batch, ids, packed)
+    if ends is None:
+        raise ValueError(
+            f"the extra '{name}' cannot follow its labels: the collator must keep rows whole and pad them on one side, "
+            "or pack them one after the other, and a row needs as many values as labels. Or let the collator return it"
+        )
+    placed = torch.zeros(ids.shape, dtype=values[0].dtype)
+    for row, value, end in zip(placed, [torch.cat(values)] if packed else values, ends, strict=True):
+        row[end - len(value) : end] = value
+    return _narrow(placed)
+
+
+def _ends(values: Sequence[Tensor], rows: Sequence[Any], batch: Batch, ids: Tensor, packed: bool) -> list[int] | None:
+    """Where each row ends in the batch, found by its labels, or by its inputs where the collator makes the labels."""
+    for key, padded in (("labels", ids), ("input_ids", batch.get("input_ids"))):
+        if not isinstance(padded, Tensor) or padded.shape != ids.shape or not all(key in row for row in rows):
+            continue
+        own = [torch.as_tensor(row[key]) for row in rows]
+        if [value.shape for value in values] != [row.shape for row in own]:
+            continue
+        own = [torch.cat(own)] if packed else own
+        for ends in ([len(row) for row in own], [padded.shape[1]] * len(own)):
+            if all(_stands(row, place, end, key) for row, place, end in zip(own, padded, ends, strict=True)):
+                return ends
+    return None
+
+
+def _stands(own: Tensor, padded: Tensor, end: int, key: str) -> bool:
+    """Does a row stand in its padded form, up to `end`? Another wrapper may have ignored some of its labels."""
+    here = padded[max(0, end - len(own)) : end]
+    if here.shape != own.shape:
+        return False
+    if key == "input_ids":
+        return bool((here == own).all())
+    outside = int((padded != IGNORED).sum()) - int((here != IGNORED).sum())
+    return outside == 0 and bool(((here == own) | (here == IGNORED)).all())
+
+
+def _narrow(values: Tensor) -> Tensor:
+    """float64 is an accident of Python lists and NumPy: the logits are float32."""
+    return values.float() if values.dtype == torch.float64 else values
