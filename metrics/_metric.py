@@ -284,6 +284,11 @@ class _JoinedScore:
 
     parts: tuple[tuple[str, int, Metric], ...]
 
+    @property
+    def by_position(self) -> bool:
+        """Whether a part belongs to the rows of the whole evaluation, one after the other."""
+        return any(getattr(metric.score, "by_position", False) for _, _, metric in self.parts)
+
     def __call__(self, sums: Columns) -> dict[str, ArrayLike]:
         whole = any(metric.whole for _, _, metric in self.parts)
         scores: dict[str, ArrayLike] = {}

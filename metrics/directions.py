@@ -6,10 +6,11 @@ from . import _keys
 from ._classification import DIRECTIONS as CLASSIFICATION
 from ._metric import Metric
 from ._regression import DIRECTIONS as REGRESSION
+from .entities import DIRECTIONS as ENTITIES
 from .language import DIRECTIONS as LANGUAGE
 
 # Every key of every metric of this package.
-DIRECTIONS: dict[str, bool | None] = {**LANGUAGE, **CLASSIFICATION, **REGRESSION}
+DIRECTIONS: dict[str, bool | None] = {**LANGUAGE, **CLASSIFICATION, **REGRESSION, **ENTITIES}
 
 
 class BestModelKwargs(TypedDict):

@@ -1,0 +1,46 @@
+"""Whether the samples of an evaluation came in the order of the dataset, told by their labels."""
+
+import zlib
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from ._classes import IGNORED
+from ._evaluation import Array
+
+
+def digests(labels: Any) -> Array:
+    """Return a checksum of each sample's labels that padding with -100 does not change.
+
+    Args:
+        labels: an array, a tuple of arrays, or the rows of a dataset; dim 0 the sample.
+
+    Returns:
+        int64 (samples,).
+    """
+    rows: Iterable[Any] = zip(*labels, strict=True) if isinstance(labels, tuple) else labels
+    return np.array([_digest(np.asarray(row, np.float32)) for row in rows], np.int64)
+
+
+def check_order(found: Array, expected: Array) -> None:
+    """Refuse an evaluation whose samples are not those of the dataset, one after the other.
+
+    Args:
+        found: checksums of the labels that came.
+        expected: checksums of the labels of the dataset.
+
+    Raises:
+        ValueError: they differ.
+    """
+    wrong = np.flatnonzero(found != expected)
+    if wrong.size:
+        raise ValueError(
+            f"the labels of {wrong.size} of {len(found)} samples, the first in row {wrong[0]}, are not those of the "
+            "dataset in that row: a sampler reorders the evaluation (group_by_length=True does), or the labels given "
+            "here are not those that the collator makes"
+        )
+
+
+def _digest(row: Array) -> int:
+    return zlib.crc32(row[row != IGNORED].tobytes())

@@ -1,0 +1,408 @@
+"""What every metric can do once it has statistics per sample: groups, intervals, comparisons, several datasets.
+
+Replicates and groups are rows of weights; a matrix product with the statistics gives their sums, and `score` maps the
+stack of them to scores. Samples with equal statistics are one row that counts several times: the weights of a replicate
+are then a draw from a multinomial (bootstrap) or binomial (permutation) distribution, the same in law and much cheaper.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import sparse
+
+from ._evaluation import Array, Columns, EvalPrediction, batches
+from ._metric import Metric, Statistics
+from ._order import check_order, digests
+
+CONFIDENCE = 0.95
+# Numbers in the matrix of weights that is held at once.
+CHUNK = 2**23
+ORDER = "order"
+
+
+def by_group(metric: Metric, groups: Sequence[Any], *, labels: Sequence[Any] | None = None) -> Metric:
+    """Score every group of samples by itself, as `{key}/{group}`; join it with the metric itself by `build`.
+
+    Args:
+        metric: any metric.
+        groups: the group of each sample of the evaluation set, in its order, as `dataset["language"]`.
+        labels: what the collator makes of the labels of each sample, in the same order (padding does not matter): with
+            it, an evaluation in another order raises.
+
+    Returns:
+        A metric that needs all rows at once.
+
+    Raises:
+        ValueError: no group, labels of another number of samples, or a metric that can't be computed on some rows.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> from metrics import classification
+        >>> evaluated = SimpleNamespace(predictions=np.array([0, 1, 1]), label_ids=np.array([0, 0, 1]))
+        >>> scores = by_group(classification(2), ["de", "de", "en"])(evaluated)
+        >>> scores["accuracy/de"], scores["accuracy/en"]
+        (0.5, 1.0)
+    """
+    if len(groups) == 0 or (labels is not None and len(labels) != len(groups)):
+        raise ValueError(f"groups and labels are one a sample; {len(groups)} groups came, labels: {_length(labels)}")
+    _check_divisible(metric)
+    names, places = np.unique([str(group) for group in groups], return_inverse=True)
+    return Metric(
+        statistics=metric.statistics if labels is None else partial(_ordered, metric.statistics),
+        score=_GroupScores(metric, tuple(names.tolist()), places, None if labels is None else digests(labels)),
+        directions={f"{key}/{name}": better for key, better in metric.directions.items() for name in names},
+        whole="groups belong to the rows of the whole evaluation",
+        num_samples=len(groups),
+    )
+
+
+def bootstrap(metric: Metric, *, n: int = 1000, unit: Sequence[Any] | None = None, seed: int = 0) -> Metric:
+    """Compute 95 % percentile intervals, as `{key}_low` and `{key}_high`; join it with the metric itself by `build`.
+
+    Args:
+        metric: any metric. One that needs all rows at once is computed `n` times; all others take a matrix product.
+        n: number of replicates; those in which a score is undefined are left out of its interval.
+        unit: what is drawn, one value a sample in the order of the evaluation set, as the document of each sentence;
+            None: samples.
+        seed: of the generator; equal seeds give equal intervals.
+
+    Returns:
+        A metric that needs all rows at once.
+
+    Raises:
+        ValueError: fewer than two replicates, or a metric that can't be computed on some rows.
+
+    Source: B. Efron, "Bootstrap methods: another look at the jackknife", 1979.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> from metrics import classification
+        >>> evaluated = SimpleNamespace(predictions=np.array([0, 1, 1]), label_ids=np.array([0, 0, 1]))
+        >>> scores = bootstrap(classification(2), n=100)(evaluated)
+        >>> 0 <= scores["accuracy_low"] <= 2 / 3 <= scores["accuracy_high"] <= 1
+        True
+    """
+    _check_drawn(metric, n)
+    return Metric(
+        statistics=metric.statistics,
+        score=_Intervals(metric, n, None if unit is None else tuple(unit), seed),
+        directions={f"{key}_{end}": better for key, better in metric.directions.items() for end in ("low", "high")},
+        whole="the bootstrap draws from the rows of the whole evaluation",
+        num_samples=metric.num_samples if unit is None else len(unit),
+    )
+
+
+def compare(
+    metric: Metric,
+    first: EvalPrediction,
+    second: EvalPrediction,
+    *,
+    n: int = 1000,
+    unit: Sequence[Any] | None = None,
+    seed: int = 0,
+) -> dict[str, float]:
+    """Compare two runs on the same samples: differences, their bootstrap intervals and a paired permutation test.
+
+    Args:
+        metric: any metric.
+        first: what `trainer.predict(dataset)` returned for one model.
+        second: the same for the other.
+        n: number of replicates of either kind.
+        unit: what is drawn and exchanged, one value a sample; None: samples.
+        seed: of the generator.
+
+    Returns:
+        For each key of the metric `{key}_difference` (first minus second), `{key}_difference_low`,
+        `{key}_difference_high` (95 %) and `{key}_p_value` (two-sided, approximate randomisation, at least 1 / (n + 1)).
+
+    Raises:
+        ValueError: the labels of the two differ, fewer than two replicates, or not one unit a sample.
+
+    Source: E. W. Noreen, "Computer-Intensive Methods for Testing Hypotheses", 1989; P. Koehn, "Statistical Significance
+    Tests for Machine Translation Evaluation", 2004.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> from metrics import classification
+        >>> labels = np.zeros(9, np.int64)
+        >>> right, wrong = (SimpleNamespace(predictions=ids, label_ids=labels) for ids in (labels, labels + 1))
+        >>> compare(classification(2), right, wrong)["accuracy_p_value"] < 0.05
+        True
+    """
+    _check_drawn(metric, n)
+    if not np.array_equal(_label_digests(first), _label_digests(second)):
+        raise ValueError("the two runs have different labels: predict on the same dataset, in the same order")
+    runs = [metric.columns(run) for run in (first, second)]
+    sample = _sample(metric, {(side, name): run[name] for side, run in enumerate(runs) for name in run}, unit)
+    rows = {name: _stack([sample.columns[0, name], sample.columns[1, name]]) for name in runs[0]}
+    scores = partial(_pair_scores, metric, rows, sample)
+    generator, counts = np.random.default_rng(seed), sample.counts
+    observed = scores([(counts[None], np.zeros_like(counts)[None])])
+    drawn = scores((weights, np.zeros_like(weights)) for weights in _resampled(generator, counts, n))
+    null = scores((counts - swaps, swaps) for swaps in _exchanged(generator, counts, n))
+    result: dict[str, float] = {}
+    for key, (difference,) in observed.items():
+        low, high = _interval(drawn[key])
+        # Undefined differences count as extreme; equal ones may differ by rounding.
+        extreme = ~(abs(null[key]) < abs(difference) * (1 - 1e-9))
+        p_value = np.nan if np.isnan(difference) else (1 + extreme.sum()) / (n + 1)
+        named = {"": difference, "_low": low, "_high": high}
+        result |= {f"{key}_difference{end}": float(value) for end, value in named.items()}
+        result[f"{key}_p_value"] = float(p_value)
+    return result
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """Metrics of several datasets, told apart by their number of rows. Built by `dispatch`."""
+
+    metrics: tuple[Metric, ...]
+
+    def __call__(self, eval_pred: EvalPrediction, compute_result: bool = True) -> dict[str, float]:
+        if not compute_result:
+            raise ValueError(
+                "a step of an evaluation came (batch_eval_metrics=True): which dataset it belongs to is known by the "
+                "number of its rows, which comes at its end. Leave batch_eval_metrics=False"
+            )
+        rows = sum(batch.rows for batch in batches(eval_pred))
+        for metric in self.metrics:
+            if metric.num_samples == rows:
+                return metric(eval_pred)
+        known = ", ".join(str(metric.num_samples) for metric in self.metrics)
+        raise ValueError(f"{rows} rows came; the datasets of dispatch() have {known}")
+
+
+def dispatch(*metrics: Metric) -> Dispatch:
+    """Score several evaluation datasets, `Trainer(eval_dataset={"a": a, "b": b})`, each by its own metric.
+
+    The Trainer calls one `compute_metrics` for all and doesn't say for which; the number of rows does.
+
+    Args:
+        metrics: each with the `num_samples` of its dataset, as `build(regression(), num_samples=len(b))`.
+
+    Returns:
+        A picklable `compute_metrics`.
+
+    Raises:
+        ValueError: a number of samples is missing, or two are equal.
+
+    Example:
+        >>> from metrics import build, classification, regression
+        >>> scores = dispatch(build(classification(3), num_samples=90), build(regression(), num_samples=80))
+    """
+    counts = [metric.num_samples for metric in metrics]
+    if not counts or None in counts or len(set(counts)) < len(counts):
+        raise ValueError(f"dispatch() takes metrics with different num_samples, one a dataset; these have {counts}")
+    return Dispatch(metrics)
+
+
+# --- scores of many weightings of the same rows ----------------------------------------------------------------------
+
+
+class _Sample(NamedTuple):
+    """Rows that are drawn from, how often each is there, and, where rows are drawn in units, the unit of each."""
+
+    columns: dict[Any, Array]
+    counts: Array
+    unit: Array | None
+
+
+def _sample(metric: Metric, columns: dict[Any, Array], unit: Sequence[Any] | None) -> _Sample:
+    """Prepare drawing: rows of a unit become one, and equal rows one that counts several times.
+
+    A metric that needs the rows keeps them all.
+    """
+    length = next(iter(columns.values())).shape[0]
+    if unit is not None and len(unit) != length:
+        raise ValueError(f"unit has {len(unit)} values, and {length} samples came: one a sample, in their order")
+    places = None if unit is None else _places(unit)
+    if metric.whole:
+        units = length if places is None else places.max(initial=-1) + 1
+        return _Sample(columns, np.ones(units, np.int64), places)
+    if places is not None:
+        columns = {name: _weighted(_indicator(places), column) for name, column in columns.items()}
+    _, first, counts = np.unique(_row_hash(columns), return_index=True, return_counts=True)
+    return _Sample({name: column[first] for name, column in columns.items()}, counts, None)
+
+
+def _scores(metric: Metric, rows: Columns, weights: Array) -> Columns:
+    """Return the scores (n,) of the rows, each as often as `weights` (n, rows) says."""
+    if not metric.whole:
+        weights = weights.astype(np.float64)
+        sums = {name: _weighted(weights, column) for name, column in rows.items()}
+        scores = {key: np.asarray(value) for key, value in metric.scores(sums).items()}
+        if any(value.shape != weights.shape[:1] for value in scores.values()):
+            raise ValueError(
+                "score doesn't map stacks of sums to stacks of scores: write it with `...` for leading dimensions, as "
+                f"x.sum(-1) and x[..., 0]; for {weights.shape[0]} sums it gave "
+                + ", ".join(f"{key} {value.shape}" for key, value in scores.items())
+            )
+        return scores
+    chosen = (np.repeat(np.arange(len(row)), row) for row in weights)
+    each = [metric.scores({name: column[places] for name, column in rows.items()}) for places in chosen]
+    return {key: np.array([scores[key] for scores in each], np.float64) for key in each[0]}
+
+
+def _pair_scores(metric: Metric, rows: Columns, sample: _Sample, weights: Iterable[tuple[Array, Array]]) -> Columns:
+    """Return the differences of the scores of two sides: rows of the first run, then of the second, and swapped."""
+    found = []
+    for pair in weights:
+        own, other = pair if sample.unit is None else (side[:, sample.unit] for side in pair)
+        left, right = (_scores(metric, rows, np.hstack(sides)) for sides in ((own, other), (other, own)))
+        found.append({key: left[key] - right[key] for key in left})
+    return _concatenated(found)
+
+
+def _resampled(generator: np.random.Generator, counts: Array, n: int) -> Iterator[Array]:
+    """Yield weights (chunk, rows): how often each row is there when as many are drawn, with replacement."""
+    total = int(counts.sum())
+    of_draw = np.repeat(np.arange(len(counts)), counts)
+    for size in _chunks(n, len(counts)):
+        if 20 * len(counts) < total:
+            yield generator.multinomial(total, counts / total, size)
+        else:
+            draws = generator.integers(max(total, 1), size=(size, total))
+            yield np.array([np.bincount(of_draw[draw], minlength=len(counts)) for draw in draws])
+
+
+def _exchanged(generator: np.random.Generator, counts: Array, n: int) -> Iterator[Array]:
+    """Yield weights (chunk, rows): how many of each row change sides when a coin decides for every sample."""
+    for size in _chunks(n, len(counts)):
+        yield generator.binomial(counts, 0.5, (size, len(counts)))
+
+
+def _chunks(n: int, width: int) -> Iterator[int]:
+    size = max(1, CHUNK // max(1, width))
+    for start in range(0, n, size):
+        yield min(size, n - start)
+
+
+def _weighted(weights: Any, column: Any) -> Array:
+    """Return `weights @ column` for columns of any number of dimensions, dense or sparse, as a dense array."""
+    flat = column if sparse.issparse(column) else column.reshape(len(column), math.prod(column.shape[1:]))
+    product = weights @ flat
+    dense = product.toarray() if sparse.issparse(product) else product
+    return np.asarray(dense).reshape(-1, *column.shape[1:])
+
+
+def _row_hash(columns: Mapping[Any, Any]) -> Array:
+    """Return an int64 a row, equal for rows of equal bits; others collide with a probability of about 2**-60 a pair."""
+    generator = np.random.default_rng(0)
+    total = np.zeros((), np.int64)
+    for column in columns.values():
+        # The bits of the floats as integers, times random numbers, modulo 2**64.
+        if sparse.issparse(column):
+            parts = (column.data.view(np.int64), column.indices, column.indptr)
+            bits = sparse.csr_array(parts, shape=column.shape)
+        else:
+            flat = column.reshape(len(column), math.prod(column.shape[1:]))
+            bits = np.ascontiguousarray(flat).view(np.int64)
+        total = total + bits @ generator.integers(-(2**63), 2**63 - 1, bits.shape[1])
+    return total
+
+
+def _indicator(places: Array) -> Any:
+    """Return a sparse matrix (groups, samples) with a 1 where the sample is in the group."""
+    return sparse.csr_array((np.ones(len(places), np.int64), (places, np.arange(len(places)))))
+
+
+def _places(unit: Sequence[Any]) -> Array:
+    return np.unique([str(name) for name in unit], return_inverse=True)[1]
+
+
+def _stack(parts: list[Any]) -> Any:
+    return sparse.vstack(parts, format="csr") if sparse.issparse(parts[0]) else np.concatenate(parts)
+
+
+def _concatenated(parts: Sequence[Columns]) -> Columns:
+    return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+
+
+def _interval(values: Array) -> tuple[float, float]:
+    """Return the percentiles of the defined values; without interpolation, which would make NaN of inf."""
+    defined = values[~np.isnan(values)]
+    if not defined.size:
+        return np.nan, np.nan
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(defined, (tail, 1 - tail), method="inverted_cdf")
+    return float(low), float(high)
+
+
+def _label_digests(eval_pred: EvalPrediction) -> Array:
+    return np.concatenate([digests(batch.labels) for batch in batches(eval_pred)])
+
+
+def _check_divisible(metric: Metric) -> None:
+    if getattr(metric.score, "by_position", False):
+        raise ValueError(
+            "this metric belongs to the rows of the whole evaluation, one after the other, and can't be computed on "
+            "some of them. For groups with intervals: by_group(bootstrap(metric), groups)"
+        )
+
+
+def _check_drawn(metric: Metric, n: int) -> None:
+    _check_divisible(metric)
+    if n < 2:
+        raise ValueError(f"n is the number of replicates, at least 2; {n} came")
+
+
+# --- scores of by_group and bootstrap ---------------------------------------------------------------------------------
+
+
+def _ordered(statistics: Statistics, predictions: Any, labels: Any) -> dict[str, ArrayLike]:
+    return {**statistics(predictions, labels), ORDER: digests(labels)}
+
+
+@dataclass(frozen=True, eq=False)
+class _GroupScores:
+    metric: Metric
+    names: tuple[str, ...]
+    places: Array
+    order: Array | None
+    by_position: ClassVar[bool] = True
+
+    def __call__(self, rows: Columns) -> dict[str, ArrayLike]:
+        if self.order is not None:
+            check_order(rows[ORDER], self.order)
+            rows = {name: column for name, column in rows.items() if name != ORDER}
+        weights = _indicator(self.places)
+        scores = _scores(self.metric, rows, weights.toarray() if self.metric.whole else weights)
+        return {f"{key}/{name}": value[at] for key, value in scores.items() for at, name in enumerate(self.names)}
+
+    def __repr__(self) -> str:
+        return f"by_group({self.metric!r}, {', '.join(self.names)})"
+
+
+@dataclass(frozen=True)
+class _Intervals:
+    metric: Metric
+    n: int
+    unit: tuple[Any, ...] | None
+    seed: int
+
+    @property
+    def by_position(self) -> bool:
+        return self.unit is not None
+
+    def __call__(self, rows: Columns) -> dict[str, ArrayLike]:
+        sample = _sample(self.metric, dict(rows), self.unit)
+        found = []
+        for weights in _resampled(np.random.default_rng(self.seed), sample.counts, self.n):
+            spread = weights if sample.unit is None else weights[:, sample.unit]
+            found.append(_scores(self.metric, sample.columns, spread))
+        result: dict[str, ArrayLike] = {}
+        for key, values in _concatenated(found).items():
+            result[f"{key}_low"], result[f"{key}_high"] = _interval(values)
+        return result
+
+    def __repr__(self) -> str:
+        return f"bootstrap({self.metric!r}, n={self.n})"
+
+
+def _length(items: Sequence[Any] | None) -> str:
+    return "none" if items is None else str(len(items))

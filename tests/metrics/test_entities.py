@@ -1,0 +1,238 @@
+"""Entity scores against seqeval, and against the rules of conlleval written as a loop."""
+
+import time
+import warnings
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from seqeval import scheme as schemes
+from seqeval.metrics import sequence_labeling, v1
+
+from benchmarks import assets
+from metrics import best_model_kwargs, build, entity_f1
+from reducers import argmax
+from tests import tiny
+
+from .evaluations import evaluation, modes, sized
+from .test_trainer import MODES
+
+KEYS = ("entity_precision", "entity_recall", "entity_f1")
+PREFIXES = {"IOB1": "BI", "IOB2": "BI", "IOE1": "IE", "IOE2": "IE", "IOBES": "BIES", "BILOU": "BILU"}
+
+
+def tags_of(scheme, types=("LOC", "PER")):
+    return ["O", *(f"{prefix}-{kind}" for prefix in PREFIXES[scheme] for kind in types)]
+
+
+def words(ids, labels, tags):
+    """The tags of each sample, without those whose label is ignored."""
+    return [
+        [tags[place] for place, label in zip(row, target, strict=True) if label != tiny.IGNORED]
+        for row, target in zip(ids.tolist(), labels.tolist(), strict=True)
+    ]
+
+
+def seqeval(ids, labels, tags, scheme, *, lenient, average="micro"):
+    true, found = words(labels, labels, tags), words(ids, labels, tags)
+    score = sequence_labeling.precision_recall_fscore_support if lenient else v1.precision_recall_fscore_support
+    options = {} if lenient else {"scheme": getattr(schemes, scheme)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return score(true, found, average=average, zero_division=0, **options)
+
+
+def conlleval(sentences):
+    """Entities as conlleval.pl reads them: (sentence, first, last, type)."""
+    found = set()
+    for number, tags in enumerate(sentences):
+        start, before, kind_before = None, "O", ""
+        for place, tag in enumerate([*tags, "O"]):
+            prefix, _, kind = tag.partition("-")
+            changed = kind != kind_before
+            if start is not None and (prefix in "OB" or changed):
+                found.add((number, start, place - 1, kind_before))
+                start = None
+            if prefix == "B" or (prefix == "I" and (before == "O" or changed)):
+                start = place
+            before, kind_before = prefix, kind
+    return found
+
+
+def noisy(shape, size, seed, *, right=0.6):
+    generator = np.random.default_rng(seed)
+    labels = generator.integers(0, size, shape)
+    ids = np.where(generator.random(shape) < right, labels, generator.integers(0, size, shape))
+    return ids, np.where(generator.random(shape) < 0.15, tiny.IGNORED, labels)
+
+
+@pytest.fixture(scope="module")
+def treebank():
+    """Runs of one part of speech in a real treebank as entities in IOB2, and predictions with a tenth exchanged."""
+    sentences = assets.conllu_sentences()[:3000]
+    kinds = sorted({tag for sentence in sentences for tag in sentence.tags} - {"PUNCT"})
+    tags = ["O", *(f"{prefix}-{kind}" for prefix in "BI" for kind in kinds)]
+    labels = np.full((len(sentences), max(len(sentence.tags) for sentence in sentences)), tiny.IGNORED)
+    for row, sentence in zip(labels, sentences, strict=True):
+        before = None
+        for place, kind in enumerate(sentence.tags):
+            row[place] = tags.index("O" if kind == "PUNCT" else f"{'I' if kind == before else 'B'}-{kind}")
+            before = kind
+    generator = np.random.default_rng(0)
+    ids = np.where(generator.random(labels.shape) < 0.9, labels, generator.integers(0, len(tags), labels.shape))
+    return ids, labels, tags
+
+
+@pytest.mark.parametrize("lenient", [False, True])
+@pytest.mark.parametrize("scheme", PREFIXES)
+def test_every_scheme_scores_as_in_seqeval(scheme, lenient):
+    tags = tags_of(scheme)
+    # What seqeval's lenient mode makes of L and U is what conlleval makes of no tag at all; they are E and S.
+    shown = [tag.replace("L-", "E-").replace("U-", "S-") for tag in tags] if lenient else tags
+    metric = entity_f1(dict(enumerate(tags)), scheme=scheme, lenient=lenient)
+    for seed in range(40):
+        ids, labels = noisy((5, 9), len(tags), seed)
+        scores = metric(evaluation(ids, labels))
+        expected = seqeval(ids, labels, shown, scheme, lenient=lenient)[:3]
+        assert [scores[key] for key in KEYS] == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("lenient", [False, True])
+def test_a_real_treebank_scores_as_in_seqeval(treebank, lenient):
+    ids, labels, tags = treebank
+    scores = entity_f1(dict(enumerate(tags)), scheme="IOB2", lenient=lenient)(evaluation(ids, labels))
+    *values, support = seqeval(ids, labels, tags, "IOB2", lenient=lenient)
+    *each, _ = seqeval(ids, labels, tags, "IOB2", lenient=lenient, average=None)
+    kinds = sorted({tag[2:] for tag in tags} - {""})
+    assert [scores[key] for key in KEYS] == pytest.approx(values, rel=1e-12)
+    assert scores["entities"] == support > 10_000
+    for key, by_type in zip(KEYS, each, strict=True):
+        found = {name: scores[f"{key}/{name}"] for name in kinds if not np.isnan(scores[f"{key}/{name}"])}
+        assert list(found.values()) == pytest.approx(by_type.tolist(), rel=1e-12)
+
+
+def test_a_real_treebank_scores_as_in_conlleval(treebank):
+    ids, labels, tags = treebank
+    scores = entity_f1(dict(enumerate(tags)), scheme="IOB2", lenient=True)(evaluation(ids, labels))
+    true, found = (conlleval(words(table, labels, tags)) for table in (labels, ids))
+    assert scores["entity_precision"] == len(true & found) / len(found)
+    assert scores["entity_recall"] == len(true & found) / len(true)
+
+
+def test_it_is_much_faster_than_seqeval():
+    tags = tags_of("IOB2")
+    ids, labels = noisy((2000, 30), len(tags), 0, right=0.9)
+    metric, evaluated = entity_f1(dict(enumerate(tags)), scheme="IOB2", lenient=True), evaluation(ids, labels)
+    true, found = words(labels, labels, tags), words(ids, labels, tags)
+
+    def seconds(function):
+        start = time.process_time()
+        function()
+        return time.process_time() - start
+
+    ours = min(seconds(partial(metric, evaluated)) for _ in range(5))
+    assert seconds(lambda: sequence_labeling.f1_score(true, found)) > 15 * ours  # 50 and more where nothing else runs
+
+
+def test_samples_are_kept_apart():
+    metric = entity_f1({0: "O", 1: "B-X", 2: "I-X"}, scheme="IOB2", lenient=True)
+    labels, ids = np.array([[0, 1], [2, 0]]), np.array([[0, 1], [2, 0]])
+    assert metric(evaluation(ids, labels))["entities"] == 2
+    joined = metric(evaluation(ids.reshape(1, 4), labels.reshape(1, 4)))
+    assert joined["entities"] == 1  # the broken variant: what one long sample would give
+
+
+def test_later_parts_of_a_word_are_taken_out_before_entities_are_read():
+    metric = entity_f1({0: "O", 1: "B-X", 2: "I-X"}, scheme="IOB2")
+    labels, ids = np.array([[1, -100, 2]]), np.array([[1, 0, 2]])
+    assert metric(evaluation(ids, labels))["entity_f1"] == 1.0
+    assert metric(evaluation(ids, np.array([[1, 2, 2]])))["entity_f1"] == 0.0  # the broken variant: parts are labelled
+
+
+def test_every_mode_gives_one_result():
+    ids, labels = noisy((10, 7), 5, 3)
+    metric = entity_f1(dict(enumerate(tags_of("IOB2"))), scheme="IOB2")
+    expected = metric(evaluation(ids, labels))
+    for scores in modes(sized(metric, 10), {"ids": ids}, labels, (0, 3, 4, 10)).values():
+        assert scores == pytest.approx(expected, nan_ok=True, rel=1e-15)
+
+
+@pytest.mark.parametrize("labels", [np.zeros((0, 4), np.int64), np.zeros((3, 0), np.int64), np.full((2, 3), -100)])
+def test_without_labels_every_score_is_nan(labels):
+    scores = entity_f1(dict(enumerate(tags_of("IOB2"))), scheme="IOB2")(evaluation(np.zeros_like(labels), labels))
+    assert scores.pop("entities") == 0
+    assert np.isnan(list(scores.values())).all()
+
+
+def test_without_entities_the_score_is_zero_and_that_of_a_type_undefined():
+    labels = np.zeros((2, 3), np.int64)
+    scores = entity_f1(dict(enumerate(tags_of("IOB2"))), scheme="IOB2")(evaluation(labels, labels))
+    assert [scores[key] for key in KEYS] == [0.0, 0.0, 0.0]
+    assert np.isnan(scores["entity_f1/PER"])
+
+
+@pytest.mark.parametrize(
+    ("tags", "scheme", "message"),
+    [
+        (["O", "B-X", "I-X"], "IOB", "scheme is one of IOB1"),
+        (["O", "B-X", "E-X"], "IOB2", "'E-X' came"),
+        (["O", "B-X", "L-X"], "IOBES", "'L-X' came"),
+        (["O", "person"], "IOB2", "'person' came"),
+        (["O"], "IOB2", "'O' came"),
+    ],
+)
+def test_tags_must_be_those_of_the_scheme(tags, scheme, message):
+    with pytest.raises(ValueError, match=message):
+        entity_f1(dict(enumerate(tags)), scheme=scheme)
+
+
+def test_what_is_no_prediction_is_refused():
+    metric = entity_f1({0: "O", 1: "B-X"}, scheme="IOB2")
+    with pytest.raises(ValueError, match=r"needs ids \(B, T\)"):
+        metric(evaluation(np.zeros((2, 3, 2)), np.zeros((2, 3), np.int64)))
+    with pytest.raises(ValueError, match=r"\(B, T\); these have shape \(2,\)"):
+        metric(evaluation(np.zeros(2, np.int64), np.zeros(2, np.int64)))
+
+
+def test_directions():
+    assert best_model_kwargs("entity_f1/PER") == {
+        "metric_for_best_model": "entity_f1/PER",
+        "greater_is_better": True,
+    }
+
+
+# --- in the Trainer ---------------------------------------------------------------------------------------------------
+
+TAGS = {0: "O", 1: "B-X", 2: "I-X"}
+ROWS = tiny.token_rows(10, seed=2)
+
+
+def evaluate(**options):
+    model = tiny.model("bert_token").eval()
+    metric = build(entity_f1(TAGS, scheme="IOB2", lenient=True), num_samples=len(ROWS))
+    reducer = partial(argmax, shift=0)
+    result = tiny.trainer(model, eval_rows=ROWS, reducer=reducer, metric=metric, **options).evaluate()
+    return [result[f"eval_{key}"] for key in (*KEYS, "entities")]
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """A sample at a time, read by seqeval."""
+    model = tiny.model("bert_token").eval()
+    true, found = [], []
+    for row in ROWS:
+        with torch.no_grad():
+            ids = model(input_ids=row["input_ids"][None]).logits[0].argmax(-1)
+        pairs = [
+            (TAGS[int(label)], TAGS[int(place)]) for label, place in zip(row["labels"], ids, strict=True) if label >= 0
+        ]
+        true.append([label for label, _ in pairs])
+        found.append([place for _, place in pairs])
+    return list(sequence_labeling.precision_recall_fscore_support(true, found, average="micro"))
+
+
+@pytest.mark.parametrize("batch", [1, 3, 8])
+@pytest.mark.parametrize("mode", MODES)
+def test_the_trainer_gives_what_seqeval_gives(expected, mode, batch):
+    assert evaluate(per_device_eval_batch_size=batch, **MODES[mode]) == pytest.approx(expected, rel=1e-12)

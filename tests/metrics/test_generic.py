@@ -1,0 +1,313 @@
+"""Groups, intervals, comparisons and dispatch, against loops over rows and SciPy."""
+
+import pickle
+import time
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from sklearn.metrics import accuracy_score, f1_score
+
+from metrics import (
+    Metric,
+    bootstrap,
+    build,
+    by_group,
+    classification,
+    compare,
+    dispatch,
+    language_modeling,
+    regression,
+)
+from metrics._metric import ratio
+from reducers import argmax
+from tests import tiny
+
+from .evaluations import columns, cut, evaluation, samples, tensors, truth
+from .test_trainer import MODES
+
+GENERATOR = np.random.default_rng(0)
+LABELS = GENERATOR.integers(0, 3, 300)
+IDS = np.where(GENERATOR.random(300) < 0.7, LABELS, GENERATOR.integers(0, 3, 300))
+BETTER = np.where(GENERATOR.random(300) < 0.3, LABELS, IDS)
+EVALUATED = evaluation(IDS, LABELS)
+ROWS = samples(40)
+SPEARMAN = Metric(
+    statistics=lambda predictions, labels: {"x": predictions, "y": labels},
+    score=lambda rows: {"spearman": stats.spearmanr(rows["x"], rows["y"]).statistic if len(rows["x"]) > 2 else np.nan},
+    directions={"spearman": True},
+    whole="ranks",
+)
+
+
+# --- groups -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_group_scores_as_alone():
+    groups = [["de", "en", "fr"][place % 3] for place in range(40)]
+    scores = by_group(language_modeling(), groups)(evaluation(columns(ROWS), np.zeros(40)))
+    for name in ("de", "en", "fr"):
+        expected = truth([row for row, group in zip(ROWS, groups, strict=True) if group == name])
+        found = {key: scores.pop(f"{key}/{name}") for key in expected}
+        assert found == pytest.approx(expected, rel=1e-12)
+    assert not scores
+
+
+def test_groups_of_metrics_that_need_all_rows():
+    x, y = GENERATOR.random((2, 60))
+    scores = by_group(build(SPEARMAN, regression()), [0, 1, 2] * 20)(evaluation(x, y))
+    for group in range(3):
+        expected = stats.spearmanr(x[group::3], y[group::3]).statistic
+        assert scores[f"spearman/{group}"] == pytest.approx(expected, rel=1e-12)
+        assert scores[f"mae/{group}"] == pytest.approx(abs(x - y)[group::3].mean(), rel=1e-12)
+
+
+def test_lists_of_batches_are_one_evaluation():
+    grouped = by_group(classification(3), LABELS % 2, labels=LABELS)
+    lists = [cut(array, (0, 7, 8, 300)) for array in (IDS, LABELS)]
+    assert grouped(evaluation(*lists)) == grouped(EVALUATED)
+
+
+def test_another_order_or_number_of_rows_raises():
+    grouped = by_group(classification(3), LABELS % 2, labels=LABELS)
+    order = np.argsort(IDS, kind="stable")
+    with pytest.raises(ValueError, match="sampler reorders the evaluation"):
+        grouped(evaluation(IDS[order], LABELS[order]))
+    with pytest.raises(ValueError, match="299 rows came"):
+        grouped(evaluation(IDS[1:], LABELS[1:]))
+    by_group(classification(3), LABELS % 2)(evaluation(IDS[order], LABELS[order]))  # what goes unseen without labels
+
+
+def test_order_is_told_whatever_the_padding():
+    rows = [[1, 2], [-100, 1, 2, 0]]
+    labels = np.array([[1, 2, -100, -100, -100], [-100, 1, 2, 0, -100]])
+    assert by_group(classification(3), "ab", labels=rows)(evaluation(labels, labels))["accuracy/b"] == 1.0
+    with pytest.raises(ValueError, match="2 of 2 samples, the first in row 0"):
+        by_group(classification(3), "ab", labels=rows)(evaluation(labels[::-1], labels[::-1]))
+
+
+def test_what_belongs_to_rows_refuses_to_stream_and_to_be_drawn():
+    grouped = by_group(classification(3), LABELS % 2)
+    with pytest.raises(ValueError, match="groups belong to the rows"):
+        grouped(evaluation(IDS, LABELS), compute_result=False)
+    for wrap in (bootstrap, partial(by_group, groups=LABELS), lambda metric: compare(metric, EVALUATED, EVALUATED)):
+        with pytest.raises(ValueError, match="one after the other"):
+            wrap(build(classification(3), grouped=grouped))
+
+
+@pytest.mark.parametrize("arguments", [([],), (["a"], [1, 2])])
+def test_senseless_groups_are_refused(arguments):
+    groups, *labels = arguments
+    with pytest.raises(ValueError, match="one a sample"):
+        by_group(classification(3), groups, labels=labels[0] if labels else None)
+
+
+# --- intervals --------------------------------------------------------------------------------------------------------
+
+
+def intervals_by_a_loop(score, count, n=2000, seed=9):
+    generator = np.random.default_rng(seed)
+    return np.quantile([score(generator.integers(0, count, count)) for _ in range(n)], (0.025, 0.975))
+
+
+def test_intervals_of_counts_are_those_of_a_loop():
+    low, high = intervals_by_a_loop(lambda rows: f1_score(LABELS[rows], IDS[rows], average="macro"), 300, 600)
+    scores = bootstrap(classification(3), n=4000)(EVALUATED)
+    assert (scores["f1_macro_low"], scores["f1_macro_high"]) == pytest.approx((low, high), abs=0.012)
+    exact = stats.binom(300, accuracy_score(LABELS, IDS)).interval(0.95)
+    assert (scores["accuracy_low"], scores["accuracy_high"]) == pytest.approx(np.array(exact) / 300, abs=0.008)
+
+
+def test_intervals_of_sums_are_those_of_a_loop():
+    predictions = columns(ROWS)
+    low, high = intervals_by_a_loop(lambda rows: predictions["nll"][rows].sum() / predictions["tokens"][rows].sum(), 40)
+    scores = bootstrap(language_modeling(), n=4000)(evaluation(predictions, np.zeros(40)))
+    width = high - low
+    assert scores["nll_loss_low"] == pytest.approx(low, abs=0.08 * width)
+    assert scores["nll_loss_high"] == pytest.approx(high, abs=0.08 * width)
+
+
+def test_intervals_of_metrics_that_need_all_rows():
+    x, y = GENERATOR.random((2, 50))
+    low, high = intervals_by_a_loop(lambda rows: stats.spearmanr(x[rows], y[rows]).statistic, 50, 800)
+    scores = bootstrap(SPEARMAN, n=800)(evaluation(x, y))
+    assert (scores["spearman_low"], scores["spearman_high"]) == pytest.approx((low, high), abs=0.05)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_units_are_drawn_together(whole):
+    labels = np.repeat(np.arange(20), 10)  # everything within a unit is the same: 20 samples, not 200
+    hits = (labels % 4 > 0).astype(np.int64)
+    metric = Metric(
+        statistics=lambda predictions, labels: {"hits": predictions, "rows": np.ones(len(labels))},
+        score=lambda sums: (
+            {"rate": ratio(sums["hits"].sum(), sums["rows"].sum())}
+            if whole
+            else {"rate": ratio(sums["hits"], sums["rows"])}
+        ),
+        directions={"rate": True},
+        whole="a test" if whole else None,
+    )
+    wide = bootstrap(metric, unit=[f"document {label}" for label in labels])(evaluation(hits, labels))
+    narrow = bootstrap(metric)(evaluation(hits, labels))
+    expected = stats.binom(20, 0.75).interval(0.95)
+    assert (wide["rate_low"], wide["rate_high"]) == pytest.approx(np.array(expected) / 20, abs=0.051)
+    assert narrow["rate_high"] - narrow["rate_low"] < 0.5 * (wide["rate_high"] - wide["rate_low"])
+
+
+def test_equal_seeds_give_equal_intervals():
+    first, again, other = (bootstrap(classification(3), seed=seed)(EVALUATED) for seed in (1, 1, 2))
+    assert first == again != other
+
+
+def test_intervals_inside_groups():
+    grouped = by_group(bootstrap(classification(3), n=50), LABELS % 2)(EVALUATED)
+    alone = bootstrap(classification(3), n=50)(evaluation(IDS[LABELS % 2 == 1], LABELS[LABELS % 2 == 1]))
+    assert grouped["accuracy_low/1"] == alone["accuracy_low"]
+
+
+@pytest.mark.parametrize("labels", [np.zeros(0, np.int64), np.full(4, -100)])
+def test_without_labels_there_is_no_interval(labels):
+    scores = bootstrap(classification(3), n=10)(evaluation(np.zeros_like(labels), labels))
+    assert np.isnan(list(scores.values())).all()
+
+
+def test_a_score_of_single_sums_is_refused_with_advice():
+    metric = Metric(
+        statistics=lambda predictions, labels: {"x": np.ones((len(labels), 2))},
+        score=lambda sums: {"first": sums["x"][0]},
+        directions={"first": True},
+    )
+    assert metric(EVALUATED) == {"first": 300.0}
+    with pytest.raises(ValueError, match=r"write it with `...`"):
+        bootstrap(metric)(EVALUATED)
+
+
+def test_units_are_one_a_sample_and_replicates_several():
+    with pytest.raises(ValueError, match=r"300 rows came.*num_samples=3"):
+        bootstrap(classification(3), unit="abc")(EVALUATED)
+    with pytest.raises(ValueError, match="unit has 3 values, and 300 samples"):
+        compare(classification(3), EVALUATED, EVALUATED, unit="abc")
+    with pytest.raises(ValueError, match="at least 2; 1 came"):
+        bootstrap(classification(3), n=1)
+
+
+def test_a_thousand_replicates_of_a_hundred_thousand_samples_take_less_than_a_second():
+    labels = np.tile(LABELS, 334)[:100_000]
+    metric, evaluated = bootstrap(classification(3)), evaluation(np.tile(IDS, 334)[:100_000], labels)
+    start = time.process_time()
+    metric(evaluated)
+    assert time.process_time() - start < 1
+
+
+# --- two runs ---------------------------------------------------------------------------------------------------------
+
+
+def test_two_runs_are_compared_as_mcnemar_does():
+    scores = compare(classification(3), evaluation(BETTER, LABELS), EVALUATED, n=4000)
+    assert scores["accuracy_difference"] == pytest.approx(np.mean(BETTER == LABELS) - np.mean(IDS == LABELS))
+    assert 0 < scores["accuracy_difference_low"] < scores["accuracy_difference"] < scores["accuracy_difference_high"]
+    assert scores["accuracy_p_value"] == 1 / 4001
+
+
+def test_the_p_value_is_that_of_a_sign_test():
+    left, right = np.zeros(40, np.int64), np.zeros(40, np.int64)
+    left[:12], right[12:17] = 1, 1  # right 12 times alone, and the other 5 times
+    labels = np.ones(40, np.int64)
+    scores = compare(classification(2), evaluation(left, labels), evaluation(right, labels), n=20_000)
+    assert scores["accuracy_p_value"] == pytest.approx(stats.binomtest(12, 17).pvalue, abs=0.012)
+
+
+def test_a_run_does_not_differ_from_itself():
+    for metric in (classification(3), SPEARMAN):
+        scores = compare(metric, EVALUATED, EVALUATED, n=50)
+        assert {value for key, value in scores.items() if key.endswith("difference")} == {0.0}
+        assert {value for key, value in scores.items() if key.endswith("p_value")} == {1.0}
+
+
+def test_runs_of_metrics_that_need_all_rows_are_compared_by_permutation():
+    truth, noise = GENERATOR.random((2, 80))
+    good, bad = truth + 0.1 * noise, truth + 2 * noise
+    scores = compare(SPEARMAN, evaluation(good, truth), evaluation(bad, truth), n=200)
+    difference = stats.spearmanr(good, truth).statistic - stats.spearmanr(bad, truth).statistic
+    assert scores["spearman_difference"] == pytest.approx(difference, rel=1e-12)
+    assert scores["spearman_p_value"] == 1 / 201
+
+
+def test_units_change_sides_together():
+    left, right = np.repeat([1, 1, 1, 0], 50), np.repeat([0, 0, 0, 1], 50)
+    labels = np.ones(200, np.int64)
+    runs = evaluation(left, labels), evaluation(right, labels)
+    together = compare(classification(2), *runs, unit=np.repeat(np.arange(4), 50), n=2000)
+    assert compare(classification(2), *runs, n=2000)["accuracy_p_value"] < 0.01
+    assert together["accuracy_p_value"] == pytest.approx(10 / 16, abs=0.04)  # 3 of 4 against 1: 10 of 16 sign patterns
+
+
+def test_runs_on_other_samples_are_refused():
+    with pytest.raises(ValueError, match="different labels"):
+        compare(classification(3), EVALUATED, evaluation(IDS[::-1], LABELS[::-1]))
+
+
+# --- several datasets -------------------------------------------------------------------------------------------------
+
+
+def test_each_dataset_is_scored_by_its_own_metric():
+    metric = dispatch(build(classification(3), num_samples=300), build(regression(), num_samples=50))
+    x = np.linspace(0, 1, 50)
+    assert metric(EVALUATED)["accuracy"] == accuracy_score(LABELS, IDS)
+    assert metric(evaluation(x, 2 * x))["pearson"] == pytest.approx(1)
+    assert pickle.loads(pickle.dumps(dispatch(build(regression(), num_samples=2)))).metrics[0].num_samples == 2
+    with pytest.raises(ValueError, match=r"7 rows came; the datasets of dispatch.* 300, 50"):
+        metric(evaluation(x[:7], x[:7]))
+    with pytest.raises(ValueError, match="batch_eval_metrics=False"):
+        metric(evaluation(*map(tensors, (x, x))), compute_result=False)
+
+
+def test_datasets_are_told_apart_by_their_rows():
+    with pytest.raises(ValueError, match=r"\[3, 3\]"):
+        dispatch(build(classification(2), num_samples=3), build(regression(), num_samples=3))
+    with pytest.raises(ValueError, match=r"\[None\]"):
+        dispatch(classification(2))
+
+
+# --- in the Trainer ---------------------------------------------------------------------------------------------------
+
+CLASSES = tiny.class_rows(10, seed=1)
+GROUPS = [f"group {place % 3}" for place in range(10)]
+MODES_OF_ALL_ROWS = {name: options for name, options in MODES.items() if name != "streaming"}
+
+
+def evaluator(metric, rows=CLASSES, **options):
+    model = tiny.model("bert_cls").eval()
+    return tiny.trainer(model, eval_rows=rows, reducer=argmax, metric=metric, **options)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 8])
+@pytest.mark.parametrize("mode", MODES_OF_ALL_ROWS)
+def test_groups_in_the_trainer(mode, batch):
+    labels = [int(row["labels"]) for row in CLASSES]
+    metric = build(classification(3), by_group(classification(3), GROUPS, labels=labels))
+    result = evaluator(metric, per_device_eval_batch_size=batch, **MODES_OF_ALL_ROWS[mode]).evaluate()
+    model = tiny.model("bert_cls").eval()
+    with torch.no_grad():
+        ids = [int(model(input_ids=row["input_ids"][None]).logits.argmax()) for row in CLASSES]
+    right = np.array(ids) == labels
+    assert result["eval_accuracy"] == pytest.approx(right.mean())
+    for group in range(3):
+        assert result[f"eval_accuracy/group {group}"] == pytest.approx(right[group::3].mean())
+
+
+def test_a_sampler_by_length_is_found_out():
+    labels = [int(row["labels"]) for row in CLASSES]
+    trainer = evaluator(by_group(classification(3), GROUPS, labels=labels), train_sampling_strategy="group_by_length")
+    with pytest.raises(ValueError, match="reorders"):
+        trainer.evaluate()
+
+
+def test_datasets_in_the_trainer():
+    metric = dispatch(build(classification(3), num_samples=10), build(few=classification(3), num_samples=4))
+    result = evaluator(metric, {"all": CLASSES, "part": CLASSES[:4]}).evaluate()
+    assert "eval_all_accuracy" in result
+    assert "eval_part_few_accuracy" in result
