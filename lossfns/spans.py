@@ -1,0 +1,66 @@
+"""Loss of extractive question answering for the Trainer's `compute_loss_func`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from ._autograd import uncompiled
+from .alignment import Labels, Outputs, check_logits, split_labels
+from .normalization import NumItems
+from .sources import FromLogits, label_loss
+from .terms import Term, cross_entropy
+
+
+@uncompiled
+def question_answering_loss(
+    outputs: Outputs, labels: Labels, num_items_in_batch: NumItems = None, *, term: Term = cross_entropy
+) -> Tensor:
+    """Mean of a term over the start and end positions of answers, exact under gradient accumulation and processes.
+
+    The Trainer counts and evaluates with `pack_spans(collator)` and `TrainingArguments(label_names=["labels"])`.
+
+    Args:
+        outputs: what the model returned: a ModelOutput or dict with `start_logits` and `end_logits`, or a tuple that
+            begins with both, `(B, S)` each.
+        labels: start and end `(B, 2)`, -100 where one lies outside the window; or `{"labels": both, name: extra}`.
+        num_items_in_batch: the Trainer's count of positions over the accumulation window, in any of its forms; None
+            counts those of this call.
+        term: what is minimised a position; the classes are the places of the window.
+
+    Returns:
+        0-d float32 (float64 for float64 logits), nats a position for cross-entropy; 0 with a live graph when none
+        counts. Where none lies outside, that is the mean of start and end loss, as in the models themselves.
+
+    Raises:
+        ValueError: labels are missing, out of range or of another shape; the logits are missing.
+        TypeError: labels are not integers; the term asks for something unknown.
+
+    Source:
+        Devlin, Chang, Lee, Toutanova: BERT (2019), section 4.2.
+
+    Example:
+        >>> outputs = {"start_logits": torch.zeros(1, 4), "end_logits": torch.zeros(1, 4)}
+        >>> question_answering_loss(outputs, torch.tensor([[1, 3]]))
+        tensor(1.3863)
+    """
+    ids, extras = split_labels(labels)
+    start, end = map(check_logits, _ends(outputs))
+    if start.ndim != 2 or end.shape != start.shape or ids.shape != (start.shape[0], 2):
+        raise ValueError(
+            f"start logits {tuple(start.shape)}, end logits {tuple(end.shape)} and labels {tuple(ids.shape)} do not "
+            "fit: expected logits (batch, sequence) and labels (batch, 2), as lossfns.collators.pack_spans(collator) "
+            "makes them"
+        )
+    return label_loss(FromLogits(torch.stack([start, end], dim=1)), ids, extras, num_items_in_batch, term)
+
+
+def _ends(outputs: Outputs) -> tuple[Tensor, Tensor]:
+    if isinstance(outputs, Mapping) and outputs.get("start_logits") is not None:
+        return outputs["start_logits"], outputs["end_logits"]
+    if isinstance(outputs, (tuple, list)) and len(outputs) > 1:
+        return outputs[0], outputs[1]
+    given = sorted(outputs) if isinstance(outputs, Mapping) else type(outputs).__name__
+    raise ValueError(f"expected an output with start_logits and end_logits, or a tuple of both, got {given}")
