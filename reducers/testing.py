@@ -186,8 +186,10 @@ class _Hosted(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        if func in (Tensor.numpy, Tensor.__array__) and not isinstance(args[0], _Host):
+            raise TypeError("a tensor on the device has no .numpy()")
         result = func(*args, **(kwargs or {}))
-        leaves = func is Tensor.cpu or func is torch.from_numpy or (func is Tensor.to and "cpu" in args[1:])
+        leaves = func is Tensor.cpu or (func is Tensor.to and "cpu" in args[1:])
         return result.as_subclass(_Host) if leaves else result
 
 
@@ -228,6 +230,21 @@ def tuples(reducer: ReducerSubject) -> Iterator[Finding]:
 
 
 # --- which numbers ---------------------------------------------------------------------------------------------------
+
+
+def rows(reducer: ReducerSubject) -> Iterator[Finding]:
+    """Each row is reduced on its own: batches may be cut and joined anywhere, and superfluous rows cut off.
+
+    Fix: no means, ranks or normalisation over the batch; sums over one row at a time.
+    """
+    for split in ([[0], [1, 2, 3]], [[0, 1], [2, 3]]):
+        parts = [reducer.leaves(reducer.batch.rows(index)) for index in split]
+        joined = {path: torch.cat([part[path] for part in parts]) for path in parts[0]}
+        yield from _same(f"batches of {' and '.join(str(len(index)) for index in split)}", joined, reducer.result)
+    repeated = reducer.leaves(reducer.batch.rows([0, 1, 2, 3, 0, 1]))
+    yield from _same(
+        "two superfluous rows cut off", {path: leaf[:4] for path, leaf in repeated.items()}, reducer.result
+    )
 
 
 def alignment(reducer: ReducerSubject) -> Iterator[Finding]:
@@ -286,21 +303,6 @@ def padding(reducer: ReducerSubject) -> Iterator[Finding]:
             yield path, longer[path], leaf
 
 
-def rows(reducer: ReducerSubject) -> Iterator[Finding]:
-    """Each row is reduced on its own: batches may be cut and joined anywhere, and superfluous rows cut off.
-
-    Fix: no means, ranks or normalisation over the batch; sums over one row at a time.
-    """
-    for split in ([[0], [1, 2, 3]], [[0, 1], [2, 3]]):
-        parts = [reducer.leaves(reducer.batch.rows(index)) for index in split]
-        joined = {path: torch.cat([part[path] for part in parts]) for path in parts[0]}
-        yield from _same(f"batches of {' and '.join(str(len(index)) for index in split)}", joined, reducer.result)
-    repeated = reducer.leaves(reducer.batch.rows([0, 1, 2, 3, 0, 1]))
-    yield from _same(
-        "two superfluous rows cut off", {path: leaf[:4] for path, leaf in repeated.items()}, reducer.result
-    )
-
-
 def precision(reducer: ReducerSubject) -> Iterator[Finding]:
     """Numbers are computed in float32 at least, whatever the dtype of the logits.
 
@@ -324,9 +326,9 @@ RULES: tuple[Check, ...] = (
     structure,
     shapes,
     small,
+    rows,
     alignment,
     padding,
-    rows,
     precision,
 )
 _OF_SEQUENCES = (shapes, small, alignment, padding)

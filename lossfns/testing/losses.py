@@ -60,17 +60,19 @@ class LossSubject:
         return self.task.batch(self.classes, self.extras, seed)
 
     def value(self, batch: Batch, count: NumItems) -> Tensor:
-        """The loss, called as the Trainer calls it."""
-        return self.loss(outputs(batch.logits), batch.targets, num_items_in_batch=count)
+        """The loss, called as the Trainer calls it; like a model's own, the logits are no leaf."""
+        return self.loss(outputs(batch.logits.clone()), batch.targets, num_items_in_batch=count)
 
     def live(self, batch: Batch, count: NumItems) -> Measured:
-        """The loss with its graph, and the leaf in which its gradient arrives. Logits are never a leaf themselves."""
+        """The loss with its graph, and the leaf that its gradient reaches."""
         leaf = batch.logits.detach().clone().requires_grad_()
-        return self.value(replace(batch, logits=leaf.clone()), count), leaf
+        return self.value(replace(batch, logits=leaf), count), leaf
 
     def measure(self, batch: Batch, count: NumItems) -> Measured:
-        """The loss and its gradient."""
+        """The loss and its gradient, 0 where there is no graph."""
         value, leaf = self.live(batch, count)
+        if not value.requires_grad:
+            return value, torch.zeros_like(leaf)
         (gradient,) = torch.autograd.grad(value, leaf, allow_unused=True, materialize_grads=True)
         return value.detach(), gradient
 
@@ -78,7 +80,7 @@ class LossSubject:
         """What the parts of the batch, each with the rows it comes from, add up to; without a count, by their items."""
         value, gradient = torch.zeros((), dtype=torch.float64), torch.zeros_like(self.batch.logits)
         for rows, part in parts:
-            share = self.count(part.labels) / self.items if count is None else 1.0
+            share = self.task.items(part.labels) / self.task.items(self.batch.labels) if count is None else 1.0
             loss, slope = self.measure(part, count)
             value += share * loss
             places = gradient[:, : slope.shape[1]]
@@ -171,7 +173,7 @@ def every_label(loss: LossSubject) -> Iterator[Finding]:
     for value in loss.task.values(loss.classes):
         moved = False
         for draw in map(loss.draw, _DRAWS):
-            place = loss.task.positions(draw.labels)[0][: draw.labels.ndim if loss.task.sequence else 1]
+            place = loss.task.positions(draw.labels)[3] if loss.task.sequence else (0,)
             draw.labels[place] = value
             single = draw.only(place) if loss.task.sequence else draw.rows(place)
             moved |= bool(loss.measure(single, 1)[1].any())
@@ -248,6 +250,26 @@ def padding(loss: LossSubject) -> Iterator[Finding]:
         yield from _both(f"padded on the {side}", loss.measure(loss.task.padded(batch, left, right), None), expected)
 
 
+def count_none(loss: LossSubject) -> Iterator[Finding]:
+    """Without a count it divides by the number of its own items.
+
+    Fix: `count = (labels != -100).sum() if num_items_in_batch is None else num_items_in_batch`, of the shifted labels
+    for a causal model; where the Trainer counts all, wrap the collator in lossfns.collators.mask_first_label.
+    """
+    given, expected = loss.measure(loss.batch, None), loss.measure(loss.batch, loss.items)
+    yield from _both(f"None beside {loss.items} items", given, expected)
+
+
+def count_given(loss: LossSubject) -> Iterator[Finding]:
+    """It is a sum over items divided by the count it is given.
+
+    Fix: `return total / num_items_in_batch`. The Trainer takes a custom loss for divided already: a mean over the items
+    of a call makes the gradients as many times too large as there are accumulation steps.
+    """
+    value, gradient = loss.measure(loss.batch, loss.items)
+    yield from _both("twice the count", loss.measure(loss.batch, 2 * loss.items), (value / 2, gradient / 2))
+
+
 def additive(loss: LossSubject) -> Iterator[Finding]:
     """The loss of a batch is the mean of what its items cost one by one: each counts once, the same, and on its own.
 
@@ -274,27 +296,7 @@ def permutation(loss: LossSubject) -> Iterator[Finding]:
     )
 
 
-# --- the count -------------------------------------------------------------------------------------------------------
-
-
-def count_none(loss: LossSubject) -> Iterator[Finding]:
-    """Without a count it divides by the number of its own items.
-
-    Fix: `count = (labels != -100).sum() if num_items_in_batch is None else num_items_in_batch`, of the shifted labels
-    for a causal model; where the Trainer counts all, wrap the collator in lossfns.collators.mask_first_label.
-    """
-    given, expected = loss.measure(loss.batch, None), loss.measure(loss.batch, loss.items)
-    yield from _both(f"None beside {loss.items} items", given, expected)
-
-
-def count_given(loss: LossSubject) -> Iterator[Finding]:
-    """It is a sum over items divided by the count it is given.
-
-    Fix: `return total / num_items_in_batch`. The Trainer takes a custom loss for divided already: a mean over the items
-    of a call makes the gradients as many times too large as there are accumulation steps.
-    """
-    value, gradient = loss.measure(loss.batch, loss.items)
-    yield from _both("twice the count", loss.measure(loss.batch, 2 * loss.items), (value / 2, gradient / 2))
+# --- in every setting ------------------------------------------------------------------------------------------------
 
 
 def count_forms(loss: LossSubject) -> Iterator[Finding]:
@@ -475,10 +477,10 @@ RULES: tuple[Check, ...] = (
     selects,
     reads,
     padding,
-    additive,
-    permutation,
     count_none,
     count_given,
+    additive,
+    permutation,
     count_forms,
     data_parallel,
     accumulation,

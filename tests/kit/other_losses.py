@@ -1,0 +1,118 @@
+"""Right losses, each written in another way than this project would; none may be blamed."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from .broken_losses import IGNORED, divided
+
+
+def up(logits):
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def rows_one_by_one(outputs, labels, num_items_in_batch=None):
+    total, items = outputs.logits[:0].sum(), 0
+    for row, targets in zip(up(outputs["logits"]), labels, strict=True):
+        total = total + F.cross_entropy(row[:-1], targets[1:], ignore_index=IGNORED, reduction="sum")
+        items += int((targets[1:] != IGNORED).sum())
+    count = items if num_items_in_batch is None else num_items_in_batch
+    return total / max(1.0, float(torch.as_tensor(count).sum()))
+
+
+def one_hot(outputs, labels, num_items_in_batch=None):
+    mask = labels[:, 1:] != IGNORED
+    log_probs = up(outputs.logits)[:, :-1][mask].log_softmax(-1)
+    targets = F.one_hot(labels[:, 1:][mask], log_probs.shape[-1])
+    return divided(-(targets * log_probs).sum(-1), num_items_in_batch)
+
+
+def gathered(outputs, labels, num_items_in_batch=None):
+    labels = F.pad(labels, (0, 1), value=IGNORED)[:, 1:]
+    mask = labels != IGNORED
+    log_probs = up(outputs[0]).log_softmax(-1)
+    found = log_probs.gather(-1, labels.clamp(min=0)[..., None])[..., 0]
+    return divided(
+        torch.where(mask, -found, 0.0), int(mask.sum()) if num_items_in_batch is None else num_items_in_batch
+    )
+
+
+def kl_to_one_hot(outputs, labels, num_items_in_batch=None):
+    mask = labels[:, 1:] != IGNORED
+    log_probs = up(outputs.logits)[:, :-1][mask].log_softmax(-1)
+    targets = F.one_hot(labels[:, 1:][mask], log_probs.shape[-1]).to(log_probs.dtype)
+    return divided(F.kl_div(log_probs, targets, reduction="none").sum(-1), num_items_in_batch)
+
+
+def fused(outputs, labels, num_items_in_batch=None):
+    logits, labels = outputs.logits[:, :-1], labels[:, 1:]
+    total = F.cross_entropy(up(logits).flatten(0, 1), labels.flatten(), reduction="sum")
+    count = (labels != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
+    return total / torch.as_tensor(count).sum().clamp(min=1)
+
+
+def always_float32(outputs, labels, num_items_in_batch=None):
+    mask = labels[:, 1:] != IGNORED
+    logits, targets = outputs.logits[:, :-1][mask].float(), labels[:, 1:][mask]
+    return divided(logits.logsumexp(-1) - logits.gather(1, targets[:, None])[:, 0], num_items_in_batch)
+
+
+@dataclass(frozen=True)
+class Focal:
+    """A loss with options, as an object."""
+
+    gamma: float = 2.0
+
+    def __call__(self, outputs, labels, num_items_in_batch=None):
+        mask = labels[:, 1:] != IGNORED
+        values = F.cross_entropy(up(outputs.logits[:, :-1][mask]), labels[:, 1:][mask], reduction="none")
+        return divided(-(torch.expm1(-values) ** self.gamma) * values, num_items_in_batch)
+
+
+class Module(nn.Module):
+    """A loss as a module."""
+
+    def forward(self, outputs, labels, num_items_in_batch=None):
+        return fused(outputs, labels, num_items_in_batch)
+
+
+def masked(outputs, labels, num_items_in_batch=None, *, label_smoothing=0.1):
+    logits, targets = up(outputs.logits)[labels != IGNORED], labels[labels != IGNORED]
+    values = F.cross_entropy(logits, targets, reduction="none", label_smoothing=label_smoothing)
+    return divided(values, num_items_in_batch)
+
+
+def hinge(outputs, labels, num_items_in_batch=None):
+    logits, labels = up(outputs.logits)[labels != IGNORED], labels[labels != IGNORED]
+    values = F.multi_margin_loss(logits, labels, reduction="none") if len(labels) else logits.sum(-1)
+    return divided(values, num_items_in_batch)
+
+
+def binary(outputs, labels, num_items_in_batch=None):
+    mask = labels != IGNORED
+    return divided(F.softplus(up(outputs.logits)[mask] * (1 - 2 * labels[mask])), num_items_in_batch)
+
+
+def squared(outputs, labels, num_items_in_batch=None):
+    mask = labels != IGNORED
+    return divided(F.mse_loss(up(outputs.logits)[:, 0][mask], labels[mask], reduction="none"), num_items_in_batch)
+
+
+OTHERS = [
+    (rows_one_by_one, "causal_lm"),
+    (one_hot, "causal_lm"),
+    (gathered, "causal_lm"),
+    (kl_to_one_hot, "causal_lm"),
+    (fused, "causal_lm"),
+    (always_float32, "causal_lm"),
+    (Focal(), "causal_lm"),
+    (Module(), "causal_lm"),
+    (masked, "masked_lm"),
+    (masked, "seq2seq_lm"),
+    (masked, "token_classification"),
+    (hinge, "classification"),
+    (binary, "multi_label"),
+    (squared, "regression"),
+]

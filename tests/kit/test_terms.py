@@ -1,0 +1,87 @@
+"""The rules for terms: each defect is named, and the terms at hand keep them all."""
+
+import pytest
+import torch
+
+from lossfns.testing import check_term, term_rules
+
+from .verdicts import broken_rules
+
+
+def swallows_options(log_prob, **options):
+    return -log_prob
+
+
+def asks_for_the_unknown(logprob):
+    return -logprob
+
+
+def summed(log_prob):
+    return -log_prob.sum()
+
+
+def a_column(log_prob):
+    return -log_prob[:, None]
+
+
+def writes(log_prob):
+    return log_prob.detach().mul_(-1) + 0 * log_prob
+
+
+def softmax_over_items(log_prob):
+    return -log_prob * log_prob.softmax(0)
+
+
+def weighted_in_double(log_prob, labels):
+    return -log_prob * torch.ones(7, dtype=torch.float64)[labels]
+
+
+def cancels(log_prob):
+    return -((1 - log_prob.exp()) ** 0.5) * log_prob
+
+
+def stops_the_gradient(log_prob):
+    return -log_prob * log_prob.detach().exp()
+
+
+def right(log_prob, entropy, *, strength=0.1):
+    return -log_prob - strength * entropy
+
+
+unpicklable = lambda log_prob: -log_prob  # noqa: E731
+
+BROKEN = [
+    (swallows_options, "signature"),
+    (asks_for_the_unknown, "signature"),
+    (summed, "returns"),
+    (a_column, "returns"),
+    (writes, "inputs"),
+    (softmax_over_items, "elementwise"),
+    (weighted_in_double, "dtypes"),
+    (cancels, "extremes"),
+    (stops_the_gradient, "gradient"),
+    (unpicklable, "picklable"),
+]
+
+
+@pytest.mark.parametrize(("term", "rule"), BROKEN, ids=lambda value: getattr(value, "__name__", value))
+def test_each_defect_is_named_by_its_rule(term, rule):
+    assert broken_rules(term, term_rules())[0] == rule
+
+
+def test_every_rule_has_something_to_catch():
+    assert {rule.name for rule in term_rules()} == {rule for _, rule in BROKEN}
+
+
+def test_nothing_right_is_blamed():
+    assert all(verdict.comparisons for verdict in check_term(right).verdicts)
+
+
+def test_a_stopped_gradient_that_is_meant_is_skipped_with_its_reason():
+    report = check_term(stops_the_gradient, skip={"gradient": "the weight is a constant of the step"})
+    assert "gradient     skipped: the weight is a constant of the step" in str(report)
+
+
+def test_a_message_says_what_is_known():
+    with pytest.raises(AssertionError, match=r"rule `signature`(?s:.)*asks for 'logprob'; known are (?s:.)*log_prob"):
+        check_term(asks_for_the_unknown)
