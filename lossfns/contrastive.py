@@ -1,8 +1,8 @@
 """Losses that compare the samples of a batch with each other, for the Trainer's `compute_loss_func`.
 
 The negatives of a sample are the others of its micro-batch, on its process. The loss is a sum over samples divided by
-the Trainer's count, so that gradient accumulation and processes leave its scale alone; but not its value: 4 micro-batches
-of 8 contrast each sample with 7 others, one batch of 32 with 31.
+the Trainer's count, so that gradient accumulation and processes leave its scale alone, but not its value: 4
+micro-batches of 8 contrast each sample with 7 others, one batch of 32 with 31.
 """
 
 from __future__ import annotations

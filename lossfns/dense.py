@@ -90,8 +90,8 @@ def _check_shapes(logits: Tensor, labels: Tensor) -> None:
         )
     if logits.shape[2] > labels.shape[1] or logits.shape[3] > labels.shape[2]:
         raise ValueError(
-            f"logits {tuple(logits.shape[2:])} are finer than labels {tuple(labels.shape[1:])}, and interpolation would "
-            "skip some of them. Keep the labels at full resolution"
+            f"logits {tuple(logits.shape[2:])} are finer than labels {tuple(labels.shape[1:])}, so that interpolation "
+            "would skip some of them. Keep the labels at full resolution"
         )
 
 
@@ -126,5 +126,6 @@ def _dice_loss(pixels: Tensor, rows: Rows, dtype: torch.dtype) -> Tensor:
     area = area.index_add(0, rows.classes, torch.ones_like(at_label))
     overlap = overlap.index_add(0, rows.classes, at_label)
     present = area > 0
-    missed: Tensor = 1 - 2 * overlap / (area + p.sum(0, dtype=dtype)).where(present, 1)
-    return missed.where(present, 0).sum() / present.sum().clamp(min=1)
+    missed = 1 - 2 * overlap / (area + p.sum(0, dtype=dtype)).where(present, 1)
+    mean: Tensor = missed.where(present, 0).sum() / present.sum().clamp(min=1)
+    return mean
