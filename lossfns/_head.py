@@ -54,6 +54,15 @@ def head_top_ids(hidden: Tensor, head: Head, rows: Rows, k: int) -> Tensor:
     return torch.cat(found) if found else torch.empty(0, k, dtype=torch.int32, device=hidden.device)
 
 
+@torch.no_grad()
+def head_logits(hidden: Tensor, head: Head, rows: Rows) -> Tensor:
+    """Finished logits of the given rows, `(n, V)` in the compute dtype, all at once: some hundred rows, not all."""
+    with autocast_off(hidden.device):
+        work = products(head, hidden, (), of_hidden=False, step=len(rows))
+        z = work.logits(read(hidden, rows, hidden.new_empty(len(rows), hidden.shape[-1])))
+        return head.finish(z.to(compute_dtype(z.dtype)))
+
+
 class _HeadTermLoss(torch.autograd.Function):
     @staticmethod
     def forward(

@@ -42,7 +42,7 @@ class WithExtras:
         ids, before = split_labels(batch.get("labels"))
         batch = {name: value for name, value in batch.items() if name not in made}
         counted = batch["shift_labels"] if "shift_labels" in batch else _shifted(ids, self.shift)
-        return _label_dict(batch, {"labels": ids, **before, **extras}, counted)
+        return label_dict(batch, {"labels": ids, **before, **extras}, counted)
 
 
 def with_extras(collator: Collator, names: Iterable[str], *, shift: int | None = None) -> WithExtras:
@@ -90,8 +90,8 @@ class CountSequences:
         ids, extras = split_labels(batch.get("labels"))
         batch_labels({"labels": ids})
         sequences = sequence_starts(batch, ids).cumsum(1) - 1 if "position_ids" in batch else torch.zeros_like(ids)
-        first = _first_of(sequences, _targets(ids, self.shift))
-        return _label_dict(batch, {"labels": ids, **extras, MARKERS["sequences"]: sequences}, _units(first))
+        first = _first_of(sequences, scored_places(ids, self.shift))
+        return label_dict(batch, {"labels": ids, **extras, MARKERS["sequences"]: sequences}, one_each(first))
 
 
 def count_sequences(collator: Collator, *, shift: int) -> CountSequences:
@@ -132,11 +132,11 @@ class CountPairs:
             raise ValueError(
                 f"{ids.shape[0]} rows are no pairs: the first half of a batch is chosen, the other rejected"
             )
-        targets = _targets(ids, self.shift)
+        targets = scored_places(ids, self.shift)
         both = targets[:pairs].any(1) & targets[pairs:].any(1)
         marker = torch.arange(pairs).repeat(2)
-        counted = _units(torch.cat([both, torch.zeros_like(both)]))
-        return _label_dict(batch, {"labels": ids, **extras, MARKERS["pairs"]: marker}, counted)
+        counted = one_each(torch.cat([both, torch.zeros_like(both)]))
+        return label_dict(batch, {"labels": ids, **extras, MARKERS["pairs"]: marker}, counted)
 
 
 def count_pairs(collator: Collator, *, shift: int) -> CountPairs:
@@ -207,7 +207,7 @@ def sequence_starts(batch: Batch, labels: Tensor) -> Tensor:
     return starts
 
 
-def _targets(labels: Tensor, shift: int) -> Tensor:
+def scored_places(labels: Tensor, shift: int) -> Tensor:
     """Where a label is scored, `(B, S)` bool."""
     scored = labels != IGNORED
     scored[:, :shift] = False
@@ -220,11 +220,12 @@ def _first_of(sequences: Tensor, targets: Tensor) -> Tensor:
     return targets & (F.pad(seen[:, :-1], (1, 0), value=-1) < sequences)
 
 
-def _label_dict(batch: Batch, labels: dict[str, Tensor], counted: Tensor) -> Batch:
+def label_dict(batch: Batch, labels: dict[str, Tensor], counted: Tensor) -> Batch:
+    """The batch with a dict of labels, and what the Trainer is to count beside it."""
     return {**batch, "labels": labels, "shift_labels": counted}
 
 
-def _units(marks: Tensor) -> Tensor:
+def one_each(marks: Tensor) -> Tensor:
     """One 0 for each unit, -100 elsewhere, int64."""
     return torch.full_like(marks, IGNORED, dtype=torch.int64).masked_fill(marks, 0)
 

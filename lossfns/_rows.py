@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -32,12 +32,14 @@ class Rows:
     """The scored rows of logits `(..., V)`, in order.
 
     `index` (host) and `on_device` hold the same row numbers of the flattened logits, `(n,)` int64; `targets` the
-    class each row is scored against (on the device), or None where only the logits are described.
+    class each row is scored against (on the device), or None where only the logits are described; `comparison` says how
+    far logits `(r, V)` of some of the rows are from those of a teacher, `(r,)`, or None where there is no teacher.
     """
 
     index: Tensor
     on_device: Tensor
     targets: Tensor | None
+    comparison: Callable[[Tensor, Rows], Tensor] | None = None
 
     def __len__(self) -> int:
         return self.index.numel()
@@ -53,7 +55,7 @@ class Rows:
         for start in range(0, len(self), step):
             piece = slice(start, start + step)
             targets = None if self.targets is None else self.targets[piece]
-            yield Rows(self.index[piece], self.on_device[piece], targets)
+            yield replace(self, index=self.index[piece], on_device=self.on_device[piece], targets=targets)
 
     @cached_property
     def run(self) -> slice | None:

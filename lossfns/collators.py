@@ -11,6 +11,8 @@ from torch import Tensor
 
 from ._batch import Batch, Collator, batch_labels, described
 from ._label_dicts import count_pairs, count_sequences, mask_sequence_starts, with_extras
+from ._pairs import stack_pairs
+from ._teacher_inputs import teacher_inputs
 from .alignment import IGNORED, split_labels
 
 __all__ = [
@@ -22,6 +24,8 @@ __all__ = [
     "mask_sequence_starts",
     "pack_spans",
     "replace_labels",
+    "stack_pairs",
+    "teacher_inputs",
     "with_decoder_inputs",
     "with_extras",
 ]

@@ -8,6 +8,7 @@ Everything the losses and reducers know about a row of logits `x` with label `y`
     entropy = -sum p log p                  d/dx = -p (log p + entropy)
     rank = larger logits, plus equal ones with a smaller id
     top_id = the largest logit, the smaller id among equals
+    divergence = distance from a teacher, where the rows have one       d/dx by autograd on a few rows
 
 with p = softmax(x). `entropy` and `mean_logit` leave out logits of -inf; a NaN ranks above every number.
 """
@@ -21,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._autograd import autocast_off, refuse_second_order, uncompiled
+from ._autograd import autocast_off, refuse_second_order, uncompiled, unhooked
 from ._rows import Rows, compute_dtype, read, rows_per_chunk, write
 from .alignment import IGNORED, align, check_logits
 
@@ -200,6 +201,8 @@ class Block:
     def measure(self, fields: Sequence[str]) -> dict[str, Tensor]:
         """The statistics `fields`, `(r,)` each. What reads the logits comes first: the softmax may overwrite them."""
         found: dict[str, Tensor] = {}
+        if "divergence" in fields:
+            found["divergence"] = self._compared().detach()
         if "rank" in fields:
             found["rank"] = self._rank()
         if "top_id" in fields:
@@ -243,7 +246,17 @@ class Block:
             p.add_(even if self._dropped is None else even.masked_fill(self._dropped, 0))
         if "log_prob" in slopes:
             p.scatter_add_(1, self.rows.classes[:, None], slopes["log_prob"][:, None])
+        if "divergence" in slopes:
+            p.add_(torch.autograd.grad(self._divergence, self._leaf, slopes["divergence"])[0])
         return p
+
+    def _compared(self) -> Tensor:
+        """Distance from the teacher, with a graph that lives as long as the block and does not save the logits."""
+        assert self.rows.comparison is not None, "these rows have no teacher"
+        with torch.enable_grad(), unhooked():
+            self._leaf = self.x.detach().requires_grad_()
+            self._divergence = self.rows.comparison(self._leaf, self.rows)
+        return self._divergence
 
     def _rank(self) -> Tensor:
         few = max(1, len(self.x) // 8) if self.x.is_cpu else len(self.x)

@@ -473,6 +473,7 @@ def parameters(term: Term, extras: Iterable[str] | None = None, known: Sequence[
 def name_of(term: Term) -> str:
     """A term as a reader would write it."""
     if isinstance(term, partial):
-        options = ", ".join(f"{key}={value}" for key, value in term.keywords.items() if not isinstance(value, Tensor))
+        shown = {key: value for key, value in term.keywords.items() if not isinstance(value, Tensor)}
+        options = ", ".join(f"{key}={name_of(value) if callable(value) else value}" for key, value in shown.items())
         return f"{name_of(term.func)}({options})" if options else name_of(term.func)
     return getattr(term, "__name__", None) or repr(term)

@@ -7,6 +7,7 @@ from .directions import best_model_kwargs
 from .entities import entity_f1
 from .generic import bootstrap, by_group, compare, dispatch
 from .language import language_modeling
+from .preference import preferences
 from .thresholds import tuned_thresholds
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "entity_f1",
     "language_modeling",
     "multi_label",
+    "preferences",
     "regression",
     "tuned_thresholds",
 ]

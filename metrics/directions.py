@@ -8,9 +8,10 @@ from ._metric import Metric
 from ._regression import DIRECTIONS as REGRESSION
 from .entities import DIRECTIONS as ENTITIES
 from .language import DIRECTIONS as LANGUAGE
+from .preference import DIRECTIONS as PREFERENCE
 
 # Every key of every metric of this package.
-DIRECTIONS: dict[str, bool | None] = {**LANGUAGE, **CLASSIFICATION, **REGRESSION, **ENTITIES}
+DIRECTIONS: dict[str, bool | None] = {**LANGUAGE, **CLASSIFICATION, **REGRESSION, **ENTITIES, **PREFERENCE}
 
 
 class BestModelKwargs(TypedDict):

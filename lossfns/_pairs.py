@@ -1,0 +1,88 @@
+"""A collator wrapper that stacks pairs of rows for the losses of preferences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._batch import Batch, Collator, batch_labels
+from ._label_dicts import label_dict, one_each, scored_places
+from .normalization import MARKERS
+
+CHOSEN, REJECTED = "chosen", "rejected"
+
+
+@dataclass(frozen=True)
+class StackPairs:
+    """See `stack_pairs`."""
+
+    collator: Collator
+    shift: int | None
+
+    def __call__(self, features: list[Any]) -> Batch:
+        _check_pairs(features)
+        rows = [row[CHOSEN] for row in features] + [row[REJECTED] for row in features]
+        batch = {**self.collator(rows)}
+        extras = {
+            name: torch.stack([torch.as_tensor(row[name]) for row in features])
+            for name in features[0]
+            if name not in (CHOSEN, REJECTED)
+        }
+        if "labels" not in batch:
+            labels = counted = torch.zeros(len(features), dtype=torch.int64)
+        else:
+            labels = torch.stack(batch_labels(batch).chunk(2), -1)
+            counted = one_each(self._counts(batch_labels(batch)))
+            extras[MARKERS["pairs"]] = torch.arange(len(features))
+        # The Trainer takes the first tensor's length for the number of samples, which are pairs.
+        batch = {"labels": labels, **batch}
+        return label_dict(batch, {"labels": labels, **extras}, counted) if extras else batch
+
+    def _counts(self, ids: Tensor) -> Tensor:
+        """Which pairs have a target in both rows, `(n,)` bool."""
+        if self.shift is None:
+            raise ValueError(
+                f"labels of shape {tuple(ids.shape)} need a shift: say stack_pairs(collator, shift=1) (causal language "
+                "models) or shift=0 (seq2seq)"
+            )
+        return torch.stack(scored_places(ids, self.shift).any(1).chunk(2)).all(0)
+
+
+def stack_pairs(collator: Collator, *, shift: int | None = None) -> StackPairs:
+    """Make one batch of pairs: the chosen rows first, then the rejected ones in the same order.
+
+    The dataset has one item a pair, `{"chosen": row, "rejected": row}`, and any numbers beside them (`margin`, what
+    `precompute_reference_log_probs` adds) go into the dict of labels. Labels have one row a pair too, so that the
+    Trainer counts pairs and, in evaluation, cuts superfluous pairs and not rows. `preference_loss` reads labels of
+    tokens; rows without labels are for `reward_loss` and get one label a pair, 0.
+
+    Args:
+        collator: any data collator of single rows; `labels` have -100 over prompts and padding.
+        shift: 1 for causal models, 0 for encoder-decoders; not needed for rows without labels.
+
+    Returns:
+        A picklable collator. `labels`: `(n, S, 2)`, the chosen row's and the rejected one's, or `(n,)`, in a dict
+        where something is beside them; inputs: `(2 n, ...)`. A pair is counted if both of its rows have a target.
+
+    Raises:
+        ValueError: in the call: an item is no pair, the labels are not `(2 n, S)`, no shift.
+
+    Example:
+        >>> collate = stack_pairs(lambda rows: {"labels": torch.tensor(rows)}, shift=1)
+        >>> batch = collate([{"chosen": [5, 6], "rejected": [5, 7]}])
+        >>> batch["labels"]["labels"].tolist(), batch["shift_labels"]
+        ([[[5, 5], [6, 7]]], tensor([0]))
+    """
+    return StackPairs(collator, shift)
+
+
+def _check_pairs(features: list[Any]) -> None:
+    for row in features:
+        if CHOSEN not in row or REJECTED not in row:
+            raise ValueError(
+                f"an item of the dataset has {sorted(row)}; expected a pair, {{'{CHOSEN}': row, '{REJECTED}': row}}, "
+                "with TrainingArguments(remove_unused_columns=False)"
+            )

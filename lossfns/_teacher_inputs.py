@@ -1,0 +1,54 @@
+"""A collator wrapper that hands a teacher what it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ._batch import Batch, Collator
+from ._label_dicts import WithExtras, with_extras
+from ._teacher import PREFIX
+
+
+@dataclass(frozen=True)
+class CopyInputs:
+    """Copies inputs of the model under the names of the teacher's."""
+
+    collator: Collator
+    names: tuple[str, ...]
+
+    def __call__(self, features: list[Any]) -> Batch:
+        batch = self.collator(features)
+        missing = [name for name in self.names if name not in batch]
+        if missing:
+            raise ValueError(f"the collator returns {sorted(batch)}, but the teacher is to read {missing}; give names=")
+        return {**batch, **{PREFIX + name: batch[name] for name in self.names}}
+
+
+def teacher_inputs(
+    collator: Collator, *, shift: int | None = None, names: Sequence[str] = ("input_ids", "attention_mask")
+) -> WithExtras:
+    """Copy what a teacher reads into the dict of labels, where `distillation_loss(teacher=model)` finds it.
+
+    A loss gets outputs and labels and nothing else of a batch. Student and teacher have to share the tokenizer.
+
+    Args:
+        collator: any data collator that returns `labels` `(B, S)`.
+        shift: 1 for causal models, 0 for all others; no default for labels `(B, S)`.
+        names: the inputs of the teacher's forward.
+
+    Returns:
+        A picklable collator: `with_extras` of `teacher_input_ids` and so on.
+
+    Raises:
+        ValueError: in the call: the batch lacks one of the inputs, no shift.
+
+    Example:
+        >>> import torch
+        >>> collate = teacher_inputs(lambda rows: {name: torch.tensor([row[name] for row in rows]) for name in rows[0]},
+        ...                          shift=1, names=["input_ids"])
+        >>> sorted(collate([{"input_ids": [5, 6], "labels": [5, 6]}])["labels"])
+        ['labels', 'teacher_input_ids']
+    """
+    return with_extras(CopyInputs(collator, tuple(names)), [PREFIX + name for name in names], shift=shift)

@@ -1,0 +1,187 @@
+"""Losses made of losses: a weighted sum of several, and a loss with a term that the model computes itself."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from .alignment import IGNORED, Labels, Outputs, split_labels
+from .normalization import MARKERS, NumItems, item_count
+from .terms import name_of, weighted_sum
+
+Loss = Callable[..., Tensor]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AddedLosses:
+    """A weighted sum of losses, itself a loss. Built by `add_losses`.
+
+    Attributes:
+        parts: name, weight and loss of each.
+        calls: weight and loss of what is called: parts that differ in their terms alone are one.
+    """
+
+    parts: tuple[tuple[str, float, Loss], ...]
+    calls: tuple[tuple[float, Loss], ...]
+
+    def __call__(self, outputs: Outputs, labels: Labels, num_items_in_batch: NumItems = None) -> Tensor:
+        (weight, first), *others = self.calls
+        total = weight * first(outputs, labels, num_items_in_batch)
+        for weight, loss in others:
+            total = total + weight * loss(outputs, labels, num_items_in_batch)
+        return total
+
+    def __repr__(self) -> str:
+        return f"add_losses({', '.join(f'{name}={weight:g} * {name_of(loss)}' for name, weight, loss in self.parts)})"
+
+
+def add_losses(parts: Mapping[str, tuple[float, Loss]]) -> AddedLosses:
+    """The weighted sum of several losses of one batch.
+
+    Parts that are the same loss with the same options but for `term` are one pass over the logits, whatever their
+    number: `partial(distillation_loss, term=cross_entropy)` beside `distillation_loss`. Others are computed one after
+    the other, each with a gradient of the logits of its own.
+
+    Args:
+        parts: `{name: (weight, loss)}`, each loss a function `(outputs, labels, num_items_in_batch)`.
+
+    Returns:
+        A loss; picklable if its parts are.
+
+    Raises:
+        TypeError: a part is not such a pair.
+        ValueError: a part other than the last that reads the logits has `overwrite_logits=True`.
+
+    Example:
+        >>> from lossfns import causal_lm_loss, focal
+        >>> add_losses({"ce": (0.5, causal_lm_loss), "focal": (0.5, partial(causal_lm_loss, term=focal))})
+        add_losses(ce=0.5 * causal_lm_loss, focal=0.5 * causal_lm_loss(term=focal))
+    """
+    if not parts:
+        raise TypeError('add_losses needs at least one part, as in add_losses({"ce": (1.0, causal_lm_loss)})')
+    for name, part in parts.items():
+        if not (isinstance(part, tuple) and len(part) == 2 and isinstance(part[0], (int, float)) and callable(part[1])):
+            raise TypeError(f"part '{name}' must be (weight, loss), as in (0.5, causal_lm_loss), got {part!r}")
+    calls = _merged([(float(weight), loss) for weight, loss in parts.values()])
+    for _, loss in calls[:-1]:
+        if _options(loss).get("overwrite_logits"):
+            raise ValueError(
+                f"{name_of(loss)} has overwrite_logits=True, but another part reads the logits after it: they would be "
+                "gone. Only the last part may overwrite them"
+            )
+    return AddedLosses(tuple((name, float(weight), loss) for name, (weight, loss) in parts.items()), tuple(calls))
+
+
+def _merged(parts: list[tuple[float, Loss]]) -> list[tuple[float, Loss]]:
+    """Join the parts that differ in their terms alone, at the place of the last of them."""
+    groups: list[list[tuple[float, Loss]]] = []
+    for part in parts:
+        same = next((group for group in groups if _alike(group[0][1], part[1])), None)
+        if same is not None:
+            groups.remove(same)
+        groups.append([*(same or []), part])
+    return [group[0] if len(group) == 1 else _joined(group) for group in groups]
+
+
+def _joined(group: list[tuple[float, Loss]]) -> tuple[float, Loss]:
+    loss = group[0][1]
+    term = weighted_sum(*((weight, _options(part)["term"]) for weight, part in group))
+    return 1.0, partial(_function(loss), **{**_options(loss), "term": term})
+
+
+def _alike(left: Loss, right: Loss) -> bool:
+    """Are these one loss with the same options but for the term?"""
+    own, other = _options(left), _options(right)
+    if _function(left) is not _function(right) or own.keys() != other.keys() or "term" not in own:
+        return False
+    return all(name == "term" or _same(own[name], other[name]) for name in own)
+
+
+def _same(left: Any, right: Any) -> bool:
+    return left is right or (isinstance(left, (int, float, str)) and type(left) is type(right) and left == right)
+
+
+def _function(loss: Loss) -> Loss:
+    return loss.func if isinstance(loss, partial) and not loss.args else loss
+
+
+def _options(loss: Loss) -> dict[str, Any]:
+    """The options of a loss and what they are bound to, or their defaults."""
+    found = inspect.signature(loss).parameters.values()
+    return {option.name: option.default for option in found if option.kind is option.KEYWORD_ONLY}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class WithAuxiliary:
+    """A loss and a term of the model's own, itself a loss. Built by `with_auxiliary`."""
+
+    loss: Loss
+    field: str
+    weight: float
+    shift: int
+
+    def __call__(self, outputs: Outputs, labels: Labels, num_items_in_batch: NumItems = None) -> Tensor:
+        own = self._own(outputs)
+        items = _items(labels, self.shift)
+        loss = self.loss(outputs, labels, num_items_in_batch)
+        share = items / item_count(num_items_in_batch, items, own.device)
+        return loss + (self.weight * share * own).to(loss.dtype)
+
+    def _own(self, outputs: Outputs) -> Tensor:
+        own = outputs.get(self.field) if isinstance(outputs, Mapping) else None
+        if not isinstance(own, Tensor):
+            among = sorted(outputs) if isinstance(outputs, Mapping) else type(outputs).__name__
+            raise ValueError(
+                f"the model returned no '{self.field}' (outputs: {among}). A mixture of experts computes its aux_loss "
+                "only with model.config.output_router_logits = True"
+            )
+        return own.mean()  # one a device under DataParallel
+
+    def __repr__(self) -> str:
+        return f"with_auxiliary({name_of(self.loss)}, {self.field!r}, {self.weight:g})"
+
+
+def with_auxiliary(loss: Loss, field: str, weight: float, *, shift: int = 1) -> WithAuxiliary:
+    """Add a term that the model computes itself: the balance of a mixture of experts, a router's z-loss, a depth head.
+
+    The Trainer takes the labels away, so that the model adds no such term to its loss. It is a mean over a micro-batch;
+    weighted by the share of the window's items that stand in it, it keeps its coefficient whatever the accumulation
+    steps and processes.
+
+    Args:
+        loss: any loss that divides by the Trainer's count of labels.
+        field: name of the term among the model's outputs, `aux_loss` for the routers of transformers.
+        weight: its coefficient, `model.config.router_aux_loss_coef` for those.
+        shift: 1 where the loss is causal, 0 elsewhere: which labels of a row count.
+
+    Returns:
+        A loss; picklable if `loss` is.
+
+    Raises:
+        ValueError: in the call: the outputs have no such term.
+
+    Example:
+        >>> import torch
+        >>> from lossfns import causal_lm_loss
+        >>> loss = with_auxiliary(causal_lm_loss, "aux_loss", 0.5)
+        >>> loss({"logits": torch.zeros(1, 2, 4), "aux_loss": torch.tensor(2.0)}, torch.tensor([[1, 2]]))
+        tensor(2.3863)
+    """
+    return WithAuxiliary(loss, field, weight, shift)
+
+
+def _items(labels: Labels, shift: int) -> Tensor:
+    """How many labels of this call the Trainer counted, 0-d float64."""
+    ids, extras = split_labels(labels)
+    units = [counted for counted, marker in MARKERS.items() if marker in extras]
+    if units:
+        raise ValueError(
+            f"with_auxiliary weights its term by labels, but the collator lets the Trainer count {units[0]}: drop "
+            f"count_{units[0]}"
+        )
+    return (ids[..., shift:] != IGNORED).sum().double()

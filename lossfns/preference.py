@@ -1,0 +1,502 @@
+"""Preferences for the Trainer's `compute_loss_func`: a batch holds the chosen rows, then the rejected ones in order.
+
+An objective is a function of a few numbers a pair, bound by name like a term: `chosen` and `rejected` (summed
+log-probabilities of the two completions, or scores of a reward model), `chosen_tokens` and `rejected_tokens`, and extra
+tensors of the dict of labels, above all `reference_chosen` and `reference_rejected`. All pairs of a call come at once.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ._autograd import autocast_off, uncompiled
+from ._rows import Rows, compute_dtype
+from ._term_loss import bind
+from .alignment import IGNORED, Alignment, Labels, Outputs, Selector, align, select_logits, split_labels
+from .hidden import HiddenStates
+from .normalization import NumItems, accumulator_dtype, check_unit, divide, item_count
+from .sources import Source, open_source
+from .terms import Term, check_smoothing
+
+STATISTICS = ("chosen", "rejected", "chosen_tokens", "rejected_tokens")
+
+
+def bradley_terry(chosen: Tensor, rejected: Tensor, *, margin: Tensor | float = 0.0, centering: float = 0.0) -> Tensor:
+    """Negative log-probability that the chosen one wins, from the scores of a reward model.
+
+    Args:
+        chosen: scores of the chosen rows, `(n,)`, logits.
+        rejected: scores of the rejected rows, `(n,)`.
+        margin: by how much the chosen one has to win, a number or `(n,)`. For one that travels in the dict of labels
+            bind it by name: `def objective(chosen, rejected, margin): return bradley_terry(..., margin=margin)`.
+        centering: weight of the squared sum of both scores, which keeps their mean near 0.
+
+    Returns:
+        `(n,)`, nats.
+
+    Source:
+        Bradley, Terry: Rank Analysis of Incomplete Block Designs (1952); Touvron et al.: Llama 2 (2023), equation 2,
+        for the margin; Eisenstein et al.: Helping or Herding? (2023), section 2.2, for the centering.
+
+    Example:
+        >>> bradley_terry(torch.tensor([2.0]), torch.tensor([1.0]))
+        tensor([0.3133])
+    """
+    return -F.logsigmoid(chosen - rejected - margin) + centering * (chosen + rejected).square()
+
+
+def dpo(
+    chosen: Tensor,
+    rejected: Tensor,
+    reference_chosen: Tensor,
+    reference_rejected: Tensor,
+    *,
+    beta: float = 0.1,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """Direct preference optimisation: `bradley_terry` of the implicit rewards. Sums over tokens, not means.
+
+    Args:
+        chosen: log-probability of the chosen completion, `(n,)`, nats.
+        rejected: log-probability of the rejected completion, `(n,)`, nats.
+        reference_chosen: the same under the reference model.
+        reference_rejected: the same under the reference model.
+        beta: how dear it is to leave the reference.
+        label_smoothing: chance that the two were swapped.
+
+    Returns:
+        `(n,)`, nats.
+
+    Source:
+        Rafailov et al.: Direct Preference Optimization (2023), equation 7; Mitchell: A Note on DPO with Noisy
+        Preferences (2023), equation 3, for the smoothing.
+
+    Example:
+        >>> dpo(torch.tensor([-4.0]), torch.tensor([-9.0]), torch.tensor([-5.0]), torch.tensor([-5.0]), beta=0.1)
+        tensor([0.4741])
+    """
+    check_smoothing(label_smoothing)
+    margin = beta * ((chosen - reference_chosen) - (rejected - reference_rejected))
+    return -(1 - label_smoothing) * F.logsigmoid(margin) - label_smoothing * F.logsigmoid(-margin)
+
+
+def ipo(
+    chosen: Tensor,
+    rejected: Tensor,
+    reference_chosen: Tensor,
+    reference_rejected: Tensor,
+    chosen_tokens: Tensor,
+    rejected_tokens: Tensor,
+    *,
+    beta: float = 0.1,
+) -> Tensor:
+    """Identity preference optimisation: squared distance of the difference of log-ratios from `1 / (2 beta)`.
+
+    Log-ratios are means over the tokens of each completion, as the authors have it; the paper writes sums.
+
+    Args:
+        chosen: as for `dpo`.
+        rejected: as for `dpo`.
+        reference_chosen: as for `dpo`.
+        reference_rejected: as for `dpo`.
+        chosen_tokens: tokens of the chosen completion, `(n,)`.
+        rejected_tokens: tokens of the rejected completion, `(n,)`.
+        beta: strength of the regularisation, positive; `tau` in the paper.
+
+    Returns:
+        `(n,)`, squared nats.
+
+    Source:
+        Azar et al.: A General Theoretical Paradigm to Understand Learning from Human Preferences (2023), equation 17.
+
+    Example:
+        >>> one, two = torch.tensor([1.0]), torch.tensor([2.0])
+        >>> ipo(-one, -two, -one, -one, one, two, beta=0.5)
+        tensor([0.2500])
+    """
+    _check_positive(beta, "beta")
+    ratio = (chosen - reference_chosen) / chosen_tokens - (rejected - reference_rejected) / rejected_tokens
+    return (ratio - 1 / (2 * beta)).square()
+
+
+def simpo(
+    chosen: Tensor,
+    rejected: Tensor,
+    chosen_tokens: Tensor,
+    rejected_tokens: Tensor,
+    *,
+    beta: float = 2.0,
+    gamma: float = 1.0,
+) -> Tensor:
+    """Simple preference optimisation: `bradley_terry` of mean log-probabilities a token, without a reference.
+
+    Args:
+        chosen: as for `dpo`.
+        rejected: as for `dpo`.
+        chosen_tokens: as for `ipo`.
+        rejected_tokens: as for `ipo`.
+        beta: factor of the means.
+        gamma: by how much the chosen one has to win, after the factor.
+
+    Returns:
+        `(n,)`, nats.
+
+    Source:
+        Meng, Xia, Chen: SimPO: Simple Preference Optimization with a Reference-Free Reward (2024), equation 6.
+
+    Example:
+        >>> one = torch.tensor([1.0])
+        >>> simpo(-one, -2 * one, one, one, beta=2.0, gamma=1.0)
+        tensor([0.3133])
+    """
+    return bradley_terry(beta * chosen / chosen_tokens, beta * rejected / rejected_tokens, margin=gamma)
+
+
+def orpo(
+    chosen: Tensor, rejected: Tensor, chosen_tokens: Tensor, rejected_tokens: Tensor, *, weight: float = 0.1
+) -> Tensor:
+    """Odds ratio preference optimisation: likelihood of the chosen completion, and odds above those of the other.
+
+    Both parts are of mean log-probabilities a token: the likelihood as the mean over its tokens, pair by pair.
+
+    Args:
+        chosen: as for `dpo`.
+        rejected: as for `dpo`.
+        chosen_tokens: as for `ipo`.
+        rejected_tokens: as for `ipo`.
+        weight: of the log-odds ratio; lambda in the paper.
+
+    Returns:
+        `(n,)`, nats.
+
+    Source:
+        Hong, Lee, Thorne: ORPO: Monolithic Preference Optimization without Reference Model (2024), equations 4 to 7.
+
+    Example:
+        >>> half, tenth, one = torch.tensor([0.5]).log(), torch.tensor([0.1]).log(), torch.tensor([1.0])
+        >>> orpo(half, tenth, one, one, weight=1.0)
+        tensor([0.7985])
+    """
+    good, bad = chosen / chosen_tokens, rejected / rejected_tokens
+    return -good + weight * bradley_terry(_log_odds(good), _log_odds(bad))
+
+
+def cpo(chosen: Tensor, rejected: Tensor, chosen_tokens: Tensor, *, beta: float = 0.1, weight: float = 1.0) -> Tensor:
+    """Contrastive preference optimisation: `dpo` without a reference, and likelihood of the chosen completion.
+
+    The preference is of sums over tokens, the likelihood a mean over them, which the paper leaves open.
+
+    Args:
+        chosen: as for `dpo`.
+        rejected: as for `dpo`.
+        chosen_tokens: as for `ipo`.
+        beta: factor of the difference.
+        weight: of the likelihood.
+
+    Returns:
+        `(n,)`, nats.
+
+    Source:
+        Xu et al.: Contrastive Preference Optimization: Pushing the Boundaries of LLM Performance in Machine Translation
+        (2024), equations 4 and 5.
+
+    Example:
+        >>> cpo(torch.tensor([-2.0]), torch.tensor([-12.0]), torch.tensor([2.0]), beta=0.1)
+        tensor([1.3133])
+    """
+    return bradley_terry(beta * chosen, beta * rejected) - weight * chosen / chosen_tokens
+
+
+def kto(
+    log_ratio: Tensor,
+    desirable: Tensor,
+    reference_point: Tensor | float,
+    *,
+    beta: float = 0.1,
+    desirable_weight: float = 1.0,
+    undesirable_weight: float = 1.0,
+) -> Tensor:
+    """Kahneman-Tversky optimisation of completions of which each is desirable or not. Sums over tokens, not means.
+
+    Args:
+        log_ratio: log-probability of the completion less that under the reference model, `(n,)`, nats.
+        desirable: `(n,)` bool.
+        reference_point: what a gain is measured from, a number or `(n,)`, nats: the paper's estimate of the divergence
+            from the reference model, at least 0. No gradient flows into it.
+        beta: risk aversion.
+        desirable_weight: lambda of desirable completions.
+        undesirable_weight: lambda of undesirable completions.
+
+    Returns:
+        `(n,)`, 0 to the weight.
+
+    Source:
+        Ethayarajh, Xu, Muennighoff, Jurafsky, Kiela: KTO: Model Alignment as Prospect Theoretic Optimization (2024),
+        equation 8, with `lambda - v` written as one.
+
+    Example:
+        >>> kto(torch.tensor([0.0, 10.0]), torch.tensor([True, False]), 0.0)
+        tensor([0.5000, 0.7311])
+    """
+    gain = beta * (log_ratio - torch.as_tensor(reference_point, dtype=log_ratio.dtype).detach())
+    return torch.where(desirable, desirable_weight * (-gain).sigmoid(), undesirable_weight * gain.sigmoid())
+
+
+def paired_kto(
+    chosen: Tensor,
+    rejected: Tensor,
+    reference_chosen: Tensor,
+    reference_rejected: Tensor,
+    *,
+    beta: float = 0.1,
+    desirable_weight: float = 1.0,
+    undesirable_weight: float = 1.0,
+) -> Tensor:
+    """`kto` of both completions of each pair: the chosen one is desirable, the rejected one not.
+
+    Each half is measured from the mean log-ratio of the other half of the call, at least 0. That mixes the pairs of a
+    call, so that the value depends on how a window is cut into micro-batches.
+
+    Args:
+        chosen: as for `dpo`.
+        rejected: as for `dpo`.
+        reference_chosen: as for `dpo`.
+        reference_rejected: as for `dpo`.
+        beta: as for `kto`.
+        desirable_weight: as for `kto`.
+        undesirable_weight: as for `kto`.
+
+    Returns:
+        `(n,)`: the sum of both values.
+
+    Source:
+        Ethayarajh et al.: KTO (2024), section 4.2, and its first public implementation for pairs.
+
+    Example:
+        >>> paired_kto(torch.tensor([-4.0]), torch.tensor([-9.0]), torch.tensor([-5.0]), torch.tensor([-5.0]))
+        tensor([0.8526])
+    """
+    good, bad = chosen - reference_chosen, rejected - reference_rejected
+    ratios = torch.cat([good, bad])
+    halves = [half.mean().clamp(min=0).expand_as(half) for half in (bad, good)]
+    values = kto(
+        ratios,
+        torch.arange(len(ratios), device=ratios.device) < len(good),
+        torch.cat(halves),
+        beta=beta,
+        desirable_weight=desirable_weight,
+        undesirable_weight=undesirable_weight,
+    )
+    return values[: len(good)] + values[len(good) :]
+
+
+def _log_odds(log_prob: Tensor) -> Tensor:
+    """`log(p / (1 - p))`, finite at `p = 1`."""
+    miss = (-torch.expm1(log_prob)).clamp(min=torch.finfo(log_prob.dtype).tiny)
+    return log_prob - miss.log()
+
+
+def _check_positive(value: float, name: str) -> None:
+    if not value > 0:
+        raise ValueError(f"{name} must be positive, got {value}")
+
+
+@uncompiled
+def sequence_log_probs(
+    outputs: Outputs,
+    labels: Labels,
+    *,
+    shift: int = 1,
+    select: Selector | None = None,
+    source: HiddenStates | None = None,
+) -> dict[str, Tensor]:
+    """Log-probability of each row's labels together; differentiable, without a copy of the logits.
+
+    Args:
+        outputs: what the model returned: a ModelOutput or dict with `logits`, a tuple, or logits `(B, L, V)`.
+        labels: ids `(B, S)`, -100 where nothing is scored; or `{"labels": ids, ...}`.
+        shift: the label at `i` is predicted by the logit at `i - shift`.
+        select: a function of `outputs` that picks the logits.
+        source: `hidden_states(model)`: read hidden states and head instead of logits.
+
+    Returns:
+        `log_prob` `(B,)`, nats; `tokens` `(B,)`, scored labels; `mean_log_prob` `(B,)`, their ratio, 0 for a row
+        without labels; `token_log_prob` `(B, S)`, 0 where nothing is scored. float32 (float64 for float64 logits).
+
+    Raises:
+        ValueError, TypeError: as for `causal_lm_loss`.
+
+    Example:
+        >>> found = sequence_log_probs(torch.zeros(1, 3, 4), torch.tensor([[-100, 2, 1]]))
+        >>> found["log_prob"], found["mean_log_prob"]
+        (tensor([-2.7726]), tensor([-1.3863]))
+    """
+    ids, _ = split_labels(labels)
+    opened = open_source(outputs, ids, select, source)
+    pairs = align(opened.like, ids, shift=shift, padded=opened.padded)
+    by_token = pairs.scatter(opened.statistics(pairs.rows, ("log_prob",))["log_prob"])
+    total, tokens = sequence_sums(by_token, pairs)
+    return {
+        "log_prob": total.to(by_token.dtype),
+        "tokens": tokens.to(by_token.dtype),
+        "mean_log_prob": (total / tokens.clamp(min=1)).to(by_token.dtype),
+        "token_log_prob": by_token,
+    }
+
+
+def sequence_sums(by_token: Tensor, pairs: Alignment) -> tuple[Tensor, Tensor]:
+    """Sums over each row of values `(B, S)`, and the number of scored labels, `(B,)` each, float64."""
+    dtype = accumulator_dtype(by_token.device)
+    scored = pairs.scatter(torch.ones_like(pairs.positions, dtype=dtype))
+    return by_token.sum(-1, dtype=dtype), scored.sum(-1)
+
+
+@uncompiled
+def preference_loss(
+    outputs: Outputs,
+    labels: Labels,
+    num_items_in_batch: NumItems = None,
+    *,
+    objective: Term = dpo,
+    shift: int = 1,
+    select: Selector | None = None,
+    source: HiddenStates | None = None,
+) -> Tensor:
+    """Mean of an objective over pairs of completions, exact under gradient accumulation and processes.
+
+    Args:
+        outputs: what the model returned for `2 n` rows, the chosen ones and then the rejected ones: a ModelOutput or
+            dict with `logits`, a tuple, or logits `(2 n, L, V)`.
+        labels: what `collators.stack_pairs` makes: `{"labels": ids (n, S, 2), name: numbers (n,)}`, -100 over prompts
+            and padding. Ids may also be `(2 n, S)`, for loops of one's own and `collators.count_pairs`.
+        num_items_in_batch: the Trainer's count of pairs over the accumulation window, in any of its forms; None counts
+            those of this call. A pair counts if both of its completions have a label.
+        objective: a function of `chosen`, `rejected` (nats), `chosen_tokens`, `rejected_tokens` and extras by name:
+            `dpo`, `ipo`, `simpo`, `orpo`, `cpo`, `paired_kto`.
+        shift: the label at `i` is predicted by the logit at `i - shift`.
+        select: a function of `outputs` that picks the logits.
+        source: `hidden_states(model)`: read hidden states and head instead of logits, which then never exist.
+
+    Returns:
+        0-d float32 (float64 for float64 logits); 0 with a live graph when no pair counts.
+
+    Raises:
+        ValueError: rows that are no pairs; labels and logits as for `causal_lm_loss`.
+        TypeError: the objective asks for something that is neither measured nor in the dict of labels, as the reference
+            log-probabilities of `precompute_reference_log_probs`.
+
+    Example:
+        >>> logits, ids = torch.zeros(2, 2, 4), torch.tensor([[0, 1], [0, 2]])
+        >>> preference_loss(logits, ids, objective=simpo)
+        tensor(1.3133)
+    """
+    ids, extras = split_labels(labels)
+    if num_items_in_batch is not None:
+        check_unit("pairs", extras)
+    rows = pair_rows(ids)
+    opened = open_source(outputs, rows, select, source)
+    measured, counted = pair_statistics(opened, rows, shift)
+    loss = _pair_loss(measured, counted, extras, num_items_in_batch, objective)
+    return loss.to(compute_dtype(opened.like.dtype))
+
+
+@uncompiled
+def reward_loss(
+    outputs: Outputs,
+    labels: Labels,
+    num_items_in_batch: NumItems = None,
+    *,
+    objective: Term = bradley_terry,
+    select: Selector | None = None,
+) -> Tensor:
+    """Mean of an objective over pairs of scores of a reward model, exact under gradient accumulation and processes.
+
+    Args:
+        outputs: what the model returned for `2 n` rows, the chosen ones and then the rejected ones: a ModelOutput or
+            dict with `logits`, a tuple, or one score a row, `(2 n, 1)` or `(2 n,)`.
+        labels: `(n,)`, -100 where a pair does not count, as `collators.stack_pairs` makes them; or
+            `{"labels": labels, name: numbers (n,)}`.
+        num_items_in_batch: the Trainer's count of pairs over the accumulation window, in any of its forms; None counts
+            those of this call.
+        objective: a function of `chosen` and `rejected`, and of extras by name.
+        select: a function of `outputs` that picks the scores.
+
+    Returns:
+        0-d float32 (float64 for float64 scores); 0 with a live graph when no pair counts.
+
+    Raises:
+        ValueError: scores and labels do not fit.
+        TypeError: the objective asks for something unknown.
+
+    Example:
+        >>> reward_loss(torch.tensor([[2.0], [1.0]]), torch.tensor([0]))
+        tensor(0.3133)
+    """
+    marks, extras = split_labels(labels)
+    (chosen, rejected), counted, dtype = score_pairs(outputs, marks, select)
+    loss = _pair_loss({"chosen": chosen, "rejected": rejected}, counted, extras, num_items_in_batch, objective)
+    return loss.to(compute_dtype(dtype))
+
+
+def pair_rows(ids: Tensor) -> Tensor:
+    """Labels of pairs, `(n, S, 2)` or `(2 n, S)`, as `(2 n, S)`: the chosen rows, then the rejected ones.
+
+    Raises:
+        ValueError: another shape.
+    """
+    if ids.ndim == 3 and ids.shape[-1] == 2:
+        return ids.permute(2, 0, 1).flatten(0, 1)
+    if ids.ndim == 2 and ids.shape[0] % 2 == 0:
+        return ids
+    raise ValueError(
+        f"labels of shape {tuple(ids.shape)} are no pairs: expected (pairs, tokens, 2), as collators.stack_pairs makes "
+        "them, or an even number of rows, the chosen ones first"
+    )
+
+
+def pair_statistics(opened: Source, rows: Tensor, shift: int) -> tuple[dict[str, Tensor], Tensor]:
+    """What objectives know of each pair, `(n,)` each by name, and which pairs count, `(n,)` bool.
+
+    Args:
+        opened: where the logits come from.
+        rows: labels `(2 n, S)`.
+        shift: the label at `i` is predicted by the logit at `i - shift`.
+    """
+    pairs = align(opened.like, rows, shift=shift, padded=opened.padded)
+    by_token = pairs.scatter(opened.statistics(pairs.rows, ("log_prob",))["log_prob"])
+    totals, tokens = (values.view(2, -1) for values in sequence_sums(by_token, pairs))
+    return dict(zip(STATISTICS, (*totals, *tokens), strict=True)), (tokens > 0).all(0)
+
+
+def score_pairs(outputs: Outputs, marks: Tensor, select: Selector | None) -> tuple[Tensor, Tensor, torch.dtype]:
+    """Scores of chosen and rejected rows `(2, n)` float64, which pairs count `(n,)` bool, and the scores' own dtype.
+
+    Raises:
+        ValueError: not one score for each of `2 n` rows and one label for each of `n` pairs.
+    """
+    scores = select_logits(outputs, marks.repeat(2) if marks.ndim == 1 else None, select)
+    if marks.ndim != 1 or scores.shape not in ((2 * len(marks), 1), (2 * len(marks),)):
+        raise ValueError(
+            f"scores {tuple(scores.shape)} and labels {tuple(marks.shape)} do not fit: expected one score a row, the "
+            "chosen ones first, and one label a pair, as collators.stack_pairs makes them; num_labels=1 gives a score"
+        )
+    pairs = scores.reshape(2, -1).to(accumulator_dtype(scores.device))
+    return pairs, marks.to(scores.device) != IGNORED, scores.dtype
+
+
+def _pair_loss(
+    measured: dict[str, Tensor],
+    counted: Tensor,
+    extras: dict[str, Tensor],
+    num_items_in_batch: NumItems,
+    objective: Term,
+) -> Tensor:
+    """Bind the objective to the pairs that count, sum and divide."""
+    there = counted.nonzero().flatten()
+    pairs = Alignment(Rows(there, there, None), there, counted.shape)
+    bound = bind(objective, pairs, extras, statistics=tuple(measured))
+    count = item_count(num_items_in_batch, len(there), counted.device)
+    with autocast_off(counted.device):
+        return divide(bound({name: measured[name][there] for name in bound.fields}), count)

@@ -1,0 +1,144 @@
+"""Log-probabilities of a reference model, computed once: afterwards no second model is in memory."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ._batch import Batch, Collator
+from .alignment import split_labels
+from .hidden import HiddenStates
+from .preference import pair_rows, sequence_log_probs
+
+NAMES = ("reference_chosen", "reference_rejected")
+
+
+@dataclass(frozen=True, repr=False)
+class WithReference:
+    """A dataset of pairs whose items carry the two log-probabilities of a reference model.
+
+    Attributes:
+        dataset: items `{"chosen": row, "rejected": row, ...}`.
+        log_probs: `(N, 2)`, nats.
+    """
+
+    dataset: Sequence[Mapping[str, Any]]
+    log_probs: Tensor
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {**self.dataset[index], **dict(zip(NAMES, self.log_probs[index], strict=True))}
+
+    def __repr__(self) -> str:
+        return f"WithReference({len(self)} pairs)"
+
+
+def precompute_reference_log_probs(
+    model: nn.Module,
+    dataset: Sequence[Mapping[str, Any]],
+    collator: Collator,
+    *,
+    shift: int = 1,
+    batch_size: int = 8,
+    cache: str | PathLike[str] | None = None,
+    source: HiddenStates | None = None,
+) -> WithReference:
+    """Score every pair under the reference model, so that DPO runs without it.
+
+    Call it before training, with the model that is about to be trained, or with the adapters of PEFT switched off
+    (`with model.disable_adapter():`), and where it matters under the autocast of training. It runs in eval mode.
+
+    Args:
+        model: the reference, on the device it is to run on.
+        dataset: one item a pair, `{"chosen": row, "rejected": row}`.
+        collator: `stack_pairs(...)`, the one of the training.
+        shift: the label at `i` is predicted by the logit at `i - shift`.
+        batch_size: pairs in a batch.
+        cache: a file; if it is there it is read instead, and it is written if not.
+        source: `hidden_states(model)`: the logits of a batch never exist.
+
+    Returns:
+        The dataset with `reference_chosen` and `reference_rejected` (0-d tensors, nats) in every item, where
+        `stack_pairs` and `dpo` find them; float32 (float64 for float64 logits).
+
+    Raises:
+        ValueError: an item is no pair; the cache was made from other data, or by another model.
+
+    Example:
+        >>> from lossfns.collators import stack_pairs
+        >>> class Uniform(nn.Module):
+        ...     def forward(self, input_ids): return torch.zeros(*input_ids.shape, 4)
+        >>> pad = lambda rows: {"input_ids": torch.tensor(rows), "labels": torch.tensor(rows)}
+        >>> pairs = [{"chosen": [1, 2], "rejected": [1, 3]}]
+        >>> precompute_reference_log_probs(Uniform(), pairs, stack_pairs(pad, shift=1))[0]["reference_chosen"]
+        tensor(-1.3863)
+    """
+    made_from = _fingerprint(model, _batches(dataset, collator, batch_size, "hashing"), (shift,)) if cache else ""
+    if cache is not None and Path(cache).exists():
+        return WithReference(dataset, _load(Path(cache), made_from))
+    training = model.training
+    model.eval()
+    try:
+        parts = [_score(model, batch, shift, source) for batch in _batches(dataset, collator, batch_size, "reference")]
+    finally:
+        model.train(training)
+    log_probs = torch.cat(parts) if parts else torch.empty(0, 2)
+    if cache is not None:
+        torch.save({"made_from": made_from, "log_probs": log_probs}, cache)
+    return WithReference(dataset, log_probs)
+
+
+def _batches(dataset: Sequence[Mapping[str, Any]], collator: Collator, batch_size: int, what: str) -> Iterator[Batch]:
+    from tqdm.auto import tqdm  # type: ignore[import-untyped]
+
+    for start in tqdm(range(0, len(dataset), batch_size), desc=f"{what} log-probabilities", unit="batch"):
+        yield collator([dataset[index] for index in range(start, min(start + batch_size, len(dataset)))])
+
+
+@torch.no_grad()
+def _score(model: nn.Module, batch: Batch, shift: int, source: HiddenStates | None) -> Tensor:
+    """Log-probabilities of one batch of pairs, `(n, 2)` on the host."""
+    device = next(iter(model.parameters()), torch.empty(0)).device
+    ids, _ = split_labels(batch["labels"])
+    outputs = model(
+        **{name: value.to(device) for name, value in batch.items() if name not in ("labels", "shift_labels")}
+    )
+    found = sequence_log_probs(outputs, pair_rows(ids), shift=shift, source=source)
+    return found["log_prob"].view(2, -1).T.cpu()
+
+
+def _fingerprint(model: nn.Module, batches: Iterator[Batch], options: tuple[int, ...]) -> str:
+    """A hash of every batch, and of a thousand values of every weight."""
+    digest = hashlib.sha256(repr(options).encode())
+    for batch in batches:
+        for name, value in {**batch, "labels": split_labels(batch["labels"])[0]}.items():
+            _digest(digest, name, value)
+    for name, value in model.state_dict().items():
+        flat = value.detach().flatten()
+        _digest(digest, name, flat[:: max(1, flat.numel() // 1000)].double())
+    return digest.hexdigest()
+
+
+def _digest(digest: Any, name: str, value: Tensor) -> None:
+    digest.update(f"{name} {tuple(value.shape)}".encode())
+    digest.update(value.cpu().contiguous().numpy().tobytes())
+
+
+def _load(cache: Path, made_from: str) -> Tensor:
+    kept = torch.load(cache, weights_only=True)
+    if kept["made_from"] != made_from:
+        raise ValueError(
+            f"the cache {cache} was made from other pairs, another collator or batch size, or by another model; delete "
+            "it, or name another file"
+        )
+    log_probs: Tensor = kept["log_probs"]
+    return log_probs

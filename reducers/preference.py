@@ -1,0 +1,101 @@
+"""Rewards of the chosen and the rejected row of each pair."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from lossfns.alignment import Selector
+from lossfns.hidden import HiddenStates
+from lossfns.preference import pair_rows, pair_statistics, score_pairs
+from lossfns.sources import open_source
+
+from ._reduce import Labels, Logits, label_ids
+
+
+@torch.no_grad()
+def preference_rewards(
+    logits: Logits,
+    labels: Labels,
+    *,
+    shift: int,
+    beta: float = 0.1,
+    per_token: bool = False,
+    select: Selector | None = None,
+    source: HiddenStates | None = None,
+) -> dict[str, Tensor]:
+    """Implicit rewards of both completions of each pair: `beta` times the log-ratio to the reference, if there is one.
+
+    Args:
+        logits: `(2 n, L, V)`, or the tuple the Trainer hands over.
+        labels: what `lossfns.collators.stack_pairs` makes: ids `(n, S, 2)` in a dict, with `reference_chosen` and
+            `reference_rejected` `(n,)` or without.
+        shift: 1 for causal models, 0 for encoder-decoders.
+        beta: that of the objective.
+        per_token: mean over the tokens of a completion (`simpo`, `ipo`) instead of their sum (`dpo`, `cpo`).
+        select: a function that picks the logits.
+        source: `hidden_states(model)`: read hidden states and head, the logits never exist.
+
+    Returns:
+        `(n,)` float64 tensors: `reward_chosen`, `reward_rejected` (nats times beta) and `pairs` (1 where both
+        completions have a label; elsewhere all are 0).
+
+    Raises:
+        ValueError: labels of another shape, logits that do not fit them, a label out of range.
+        TypeError: ids where logits are expected.
+
+    Example:
+        >>> logits = torch.tensor([[[2.0, 0.0], [0.0, 0.0]]]).expand(2, 2, 2)
+        >>> found = preference_rewards(logits, {"labels": torch.tensor([[[0, 0], [0, 1]]])}, shift=1, beta=1.0)
+        >>> found["reward_chosen"] - found["reward_rejected"]
+        tensor([2.0000], dtype=torch.float64)
+    """
+    ids = label_ids(labels)
+    if ids is None or ids.ndim != 3:
+        raise ValueError(
+            "preference_rewards needs labels (pairs, tokens, 2), as lossfns.collators.stack_pairs makes them, got "
+            f"{'none' if ids is None else tuple(ids.shape)}: of two rows a pair the Trainer would cut some"
+        )
+    rows = pair_rows(ids)
+    measured, counted = pair_statistics(open_source(logits, rows, select, source), rows, shift)
+    extras = labels if isinstance(labels, Mapping) else {}
+    rewards = []
+    for side in ("chosen", "rejected"):
+        ratio = measured[side] - extras[f"reference_{side}"] if f"reference_{side}" in extras else measured[side]
+        rewards.append(beta * (ratio / measured[f"{side}_tokens"].clamp(min=1) if per_token else ratio))
+    return _columns(torch.stack(rewards), counted)
+
+
+@torch.no_grad()
+def reward_scores(logits: Logits, labels: Labels, *, select: Selector | None = None) -> dict[str, Tensor]:
+    """Scores that a reward model gives to both rows of each pair.
+
+    Args:
+        logits: one score a row, `(2 n, 1)`, the chosen ones first, or the tuple the Trainer hands over.
+        labels: `(n,)`, -100 where a pair does not count, or a dict with `labels`.
+        select: a function that picks the scores.
+
+    Returns:
+        `(n,)` float64 tensors: `reward_chosen`, `reward_rejected` and `pairs` (1 where a pair counts; elsewhere all are
+        0).
+
+    Raises:
+        ValueError: no labels, or scores and labels do not fit.
+        TypeError: ids where logits are expected.
+
+    Example:
+        >>> reward_scores(torch.tensor([[2.0], [1.0]]), torch.tensor([0]))["reward_chosen"]
+        tensor([2.], dtype=torch.float64)
+    """
+    marks = label_ids(labels)
+    if marks is None:
+        raise ValueError("reward_scores needs one label a pair, as lossfns.collators.stack_pairs makes them")
+    scores, counted, _ = score_pairs(logits, marks, select)
+    return _columns(scores, counted)
+
+
+def _columns(rewards: Tensor, counted: Tensor) -> dict[str, Tensor]:
+    chosen, rejected = rewards.where(counted, 0)
+    return {"reward_chosen": chosen, "reward_rejected": rejected, "pairs": counted.to(chosen.dtype)}
