@@ -86,7 +86,7 @@ def run() -> list[Way]:
 
 def fine_tune(model: torch.nn.Module, rows: list[dict[str, list[int]]]) -> None:
     """Thirty optimizer steps of two micro-batches each, with the loss from here."""
-    arguments = _arguments(
+    options = arguments(
         max_steps=STEPS,
         per_device_train_batch_size=TRAIN_BATCH,
         gradient_accumulation_steps=ACCUMULATION,
@@ -94,8 +94,8 @@ def fine_tune(model: torch.nn.Module, rows: list[dict[str, list[int]]]) -> None:
         warmup_steps=3,
         logging_steps=5,
     )
-    trainer = Trainer(model=model, args=arguments, train_dataset=rows, compute_loss_func=causal_lm_loss)
-    with _progress(trainer, f"fine-tuning, {STEPS} steps", STEPS):
+    trainer = Trainer(model=model, args=options, train_dataset=rows, compute_loss_func=causal_lm_loss)
+    with progress(trainer, f"fine-tuning, {STEPS} steps", STEPS):
         trainer.train()
 
 
@@ -104,18 +104,18 @@ def evaluate(
     model: torch.nn.Module,
     rows: list[dict[str, list[int]]],
     functions: Mapping[str, Callable[..., Any]],
-    **arguments: Any,
+    **options: Any,
 ) -> Way:
     """One `Trainer.evaluate`, with the predictions it hands over counted and its memory watched."""
     counted = Counted(functions["compute_metrics"])
     trainer = Trainer(
         model=model,
-        args=_arguments(per_device_eval_batch_size=EVAL_BATCH, **arguments),
+        args=arguments(per_device_eval_batch_size=EVAL_BATCH, **options),
         eval_dataset=rows,
         **{**functions, "compute_metrics": counted},
     )
     began = time.perf_counter()
-    with _progress(trainer, name, len(rows) // EVAL_BATCH), MemoryWatch() as memory:
+    with progress(trainer, name, len(rows) // EVAL_BATCH), MemoryWatch() as memory:
         result = trainer.evaluate()
     return Way(
         name=name,
@@ -199,7 +199,8 @@ def _block(tokenizer: Any, texts: list[str], rows: int, length: int) -> list[dic
     return [{"input_ids": block, "labels": block} for block in blocks]
 
 
-def _arguments(**options: Any) -> TrainingArguments:
+def arguments(**options: Any) -> TrainingArguments:
+    """What all trainings and evaluations of the demo share."""
     return TrainingArguments(
         output_dir=tempfile.gettempdir(),
         report_to="none",
@@ -226,7 +227,7 @@ class _Bar(TrainerCallback):
             self.bar.set_postfix_str(f"loss {float(logs['loss']):.3f}")
 
 
-def _progress(trainer: Trainer, title: str, steps: int) -> "tqdm[Any]":
+def progress(trainer: Trainer, title: str, steps: int) -> "tqdm[Any]":
     """One bar in place of the Trainer's own, which prints a dict for every number it logs."""
     bar = tqdm(total=steps, desc=f"  {title:28}", ncols=96, mininterval=0.5)
     trainer.remove_callback(PrinterCallback)

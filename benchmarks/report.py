@@ -1,11 +1,13 @@
 """The demo's table and picture."""
 
 import math
+from itertools import product
 from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from benchmarks.demo_classification import Run
 from benchmarks.demo_language import EVAL_ROWS, EVAL_TOKENS, Way
 
 GREY, ORANGE, BLUE = ["#3d3d3d", "#8a8a8a"], ["#c98a2b"], ["#1f6fb4", "#63a9dd"]
@@ -51,6 +53,29 @@ def picture(ways: list[Way], path: Path) -> Path:
     peaks.set_yticks(range(len(ways)), [way.name for way in ways], fontsize=11)
     for label, colour in zip(peaks.get_yticklabels(), COLOURS, strict=True):
         label.set_color(colour)
+    path.parent.mkdir(exist_ok=True)
+    figure.savefig(path, dpi=150)
+    return path
+
+
+def confusions(runs: list[Run], names: dict[int, str], path: Path) -> Path:
+    """Save the confusion matrix of each run as shares of the true class."""
+    figure = Figure(figsize=(4.4 * len(runs), 4.6), layout="constrained")
+    figure.suptitle("Film reviews in three unbalanced classes\n", fontsize=14, fontweight="bold", x=0.01, ha="left")
+    for axes, run in zip(figure.subplots(1, len(runs), sharey=True), runs, strict=True):
+        shares = run.confusion / run.confusion.sum(axis=1, keepdims=True)
+        axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+        for true, predicted in product(names, names):
+            dark = shares[true, predicted] > 0.5
+            text = f"{run.confusion[true, predicted]}\n{shares[true, predicted]:.0%}"
+            axes.text(predicted, true, text, ha="center", va="center", color="white" if dark else "#3d3d3d")
+        axes.set_title(f"{run.name}\nmacro F1 {run.scores['f1_macro']:.3f}", loc="left", fontsize=11)
+        axes.set_xticks(list(names), list(names.values()))
+        axes.set_yticks(list(names), list(names.values()))
+        axes.set_xlabel("predicted")
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+    figure.axes[0].set_ylabel("true")
     path.parent.mkdir(exist_ok=True)
     figure.savefig(path, dpi=150)
     return path
