@@ -22,6 +22,7 @@ from lossfns import (
     weighted_sum,
     z_loss,
 )
+from lossfns.statistics import Block
 from tests import oracle
 
 N = oracle.IGNORED
@@ -221,15 +222,18 @@ def test_options_are_bound_and_extras_are_found_by_name():
     assert found.item() == pytest.approx(3 * (expected + margins[LABELS != N].mean().item()), rel=1e-12)
 
 
-@pytest.mark.parametrize("shift", [0, 1])
-def test_what_nobody_asks_for_is_not_computed(monkeypatch, shift):
-    asked = []
-    measure = torch.special.entr
-    monkeypatch.setattr(torch.special, "entr", lambda x: asked.append("entropy") or measure(x))
-    causal_lm_loss(normal(2, 4, V), LABELS, shift=shift)
-    assert not asked
-    causal_lm_loss(normal(2, 4, V), LABELS, shift=shift, term=entropy_bonus)
-    assert asked
+def test_what_nobody_asks_for_is_not_computed(monkeypatch):
+    measure, asked = Block.measure, []
+    monkeypatch.setattr(Block, "measure", lambda block, fields: asked.append(fields) or measure(block, fields))
+    for term, fields in {
+        cross_entropy: ("log_prob",),
+        z_loss: ("log_normalizer",),
+        entropy_bonus: ("log_prob", "entropy"),
+        weighted_sum((1.0, focal), (1.0, z_loss), (1.0, cross_entropy)): ("log_prob", "log_normalizer"),
+    }.items():
+        masked_lm_loss(normal(2, 4, V).requires_grad_(), LABELS, term=term).backward()
+        assert asked == [fields]
+        asked.clear()
 
 
 # --- weights ---------------------------------------------------------------------------------------------------------
