@@ -85,7 +85,7 @@ def computes_on_the_host(logits, labels):
 
 
 def through_numpy(logits, labels):
-    return torch.from_numpy(found(logits, labels).numpy().argmax(-1))
+    return torch.from_numpy(found(logits, labels).float().numpy().argmax(-1))
 
 
 def first_of_the_tuple(logits, labels):

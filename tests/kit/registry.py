@@ -1,0 +1,285 @@
+"""Everything that this project exports, once: how it is called, and which rules it need not keep, with the reason.
+
+A new function joins by one line here; a test fails until it does. All options of a line are those of the rules, so the
+line of a function is also the shortest way to check it by hand.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+import lossfns
+import metrics
+import reducers
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One way to call something exported."""
+
+    name: str
+    function: Callable[..., Any]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    note: str = ""
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} {self.note}".strip()
+
+    @property
+    def skip(self) -> dict[str, str]:
+        return {
+            rule: reasons[self.label]
+            for _, (rules, reasons) in EXCEPTIONS.items()
+            if self.label in reasons
+            for rule in rules
+        }
+
+
+# --- losses ----------------------------------------------------------------------------------------------------------
+
+CLASSES = {"task": "classification"}
+WEIGHTS = torch.linspace(0.5, 2.0, 7)
+
+
+def weighted(weights):
+    return partial(lossfns.classification_loss, class_weights=weights)
+
+
+def softened(outputs, labels, num_items_in_batch=None):
+    """`classification_loss` of distributions: for each sample, the Trainer counts all classes."""
+    known = labels != -100
+    soft = torch.nn.functional.one_hot(labels.clamp(min=0), 7).double() * 0.9 + 0.1 / 7
+    count = None if num_items_in_batch is None else torch.as_tensor(num_items_in_batch).sum() * 7
+    return lossfns.classification_loss(outputs, soft.masked_fill(~known[:, None], -100), count)
+
+
+LOSSES = [
+    Entry("causal_lm_loss", lossfns.causal_lm_loss, {"task": "causal_lm"}),
+    Entry(
+        "causal_lm_loss", partial(lossfns.causal_lm_loss, overwrite_logits=True), {"task": "causal_lm"}, "overwriting"
+    ),
+    Entry("masked_lm_loss", lossfns.masked_lm_loss, {"task": "masked_lm"}),
+    Entry("seq2seq_lm_loss", lossfns.seq2seq_lm_loss, {"task": "seq2seq_lm"}),
+    Entry("token_classification_loss", lossfns.token_classification_loss, {"task": "token_classification"}),
+    Entry("classification_loss", lossfns.classification_loss, CLASSES),
+    Entry("classification_loss", weighted(WEIGHTS), CLASSES | {"reweight": weighted}, "weighted"),
+    Entry("classification_loss", partial(lossfns.classification_loss, label_smoothing=0.1), CLASSES, "smoothed"),
+    Entry("classification_loss", partial(weighted(WEIGHTS), normalize="weights"), CLASSES, "by weights"),
+    Entry("classification_loss", partial(lossfns.classification_loss, logit_adjustment=WEIGHTS), CLASSES, "adjusted"),
+    Entry("classification_loss", partial(lossfns.classification_loss, margins=WEIGHTS), CLASSES, "with margins"),
+    Entry("classification_loss", softened, CLASSES, "soft"),
+    Entry("multi_label_loss", lossfns.multi_label_loss, {"task": "multi_label"}),
+    Entry(
+        "multi_label_loss", partial(lossfns.multi_label_loss, pos_weight=WEIGHTS), {"task": "multi_label"}, "weighted"
+    ),
+    Entry("ordinal_loss", lossfns.ordinal_loss, CLASSES),
+    Entry("regression_loss", lossfns.regression_loss, {"task": "regression"}),
+    Entry(
+        "add_losses",
+        lossfns.add_losses(
+            {"a": (0.7, lossfns.causal_lm_loss), "b": (0.3, partial(lossfns.causal_lm_loss, term=lossfns.focal))}
+        ),
+        {"task": "causal_lm"},
+    ),
+]
+
+# --- terms -----------------------------------------------------------------------------------------------------------
+
+
+def near_one(labels: torch.Tensor) -> torch.Tensor:
+    """Values between 0.5 and 1.5 that depend on the label."""
+    return 1.0 + 0.5 * torch.sin(labels.double())
+
+
+EXTRAS = {
+    "token_weights": near_one,
+    "negative": lambda labels: labels % 2,
+    "old_log_prob": lambda labels: -near_one(labels),
+    "advantages": near_one,
+}
+
+
+def extras(*names: str) -> dict[str, Any]:
+    return {"extras": {name: EXTRAS[name] for name in names}}
+
+
+TERMS = [
+    Entry("cross_entropy", lossfns.cross_entropy),
+    Entry("smoothed_cross_entropy", lossfns.smoothed_cross_entropy),
+    Entry("focal", lossfns.focal),
+    Entry("focal", partial(lossfns.focal, gamma=0.5), {}, "below 1"),
+    Entry("poly1", lossfns.poly1),
+    Entry("z_loss", lossfns.z_loss),
+    Entry("dft", lossfns.dft),
+    Entry("eaft", lossfns.eaft),
+    Entry("entropy_bonus", lossfns.entropy_bonus),
+    Entry("unlikelihood", lossfns.unlikelihood, extras("negative")),
+    Entry("policy_gradient", lossfns.policy_gradient, extras("old_log_prob", "advantages")),
+    Entry("class_weighted", lossfns.class_weighted(lossfns.focal, WEIGHTS)),
+    Entry("token_weighted", lossfns.token_weighted(lossfns.cross_entropy), extras("token_weights")),
+    Entry("weighted_sum", lossfns.weighted_sum((1.0, lossfns.focal), (1e-4, lossfns.z_loss))),
+]
+OUTCOME_TERMS = [Entry("asymmetric", lossfns.asymmetric)]  # for multi_label_loss
+REAL_TERMS = [  # for regression_loss
+    Entry("mse", lossfns.mse),
+    Entry("mae", lossfns.mae),
+    Entry("huber", lossfns.huber),
+    Entry("log_cosh", lossfns.log_cosh),
+    Entry("quantile", partial(lossfns.quantile, q=0.9)),
+    Entry("poisson_nll", lossfns.poisson_nll),
+    Entry("gaussian_nll", lossfns.gaussian_nll),
+]
+
+# --- reducers --------------------------------------------------------------------------------------------------------
+
+CAUSAL = {"task": "causal_lm"}
+REDUCERS = [
+    Entry("argmax", partial(reducers.argmax, shift=1), CAUSAL),
+    Entry("argmax", partial(reducers.argmax, shift=0), {"task": "token_classification"}, "of tokens"),
+    Entry("argmax", reducers.argmax, CLASSES, "of samples"),
+    Entry("top_k", partial(reducers.top_k, k=3, shift=1), CAUSAL),
+    Entry("token_log_probs", partial(reducers.token_log_probs, shift=1), CAUSAL),
+    Entry("sample_sums", partial(reducers.sample_sums, shift=1, top_k=(2, 5), entropy=True), CAUSAL),
+    Entry("sample_sums", reducers.sample_sums, CLASSES, "of samples"),
+    Entry("probabilities", reducers.probabilities, CLASSES),
+    Entry("probabilities", partial(reducers.probabilities, multi_label=True), {"task": "multi_label"}, "side by side"),
+    Entry("ordinal_ids", reducers.ordinal_ids, CLASSES),
+    Entry("label_rank", partial(reducers.label_rank, shift=1), CAUSAL),
+    Entry("calibration_bins", partial(reducers.calibration_bins, shift=1), CAUSAL),
+    Entry("confusion_counts", partial(reducers.confusion_counts, shift=0), {"task": "token_classification"}),
+    Entry("confusion_counts", reducers.confusion_counts, CLASSES, "of samples"),
+    Entry(
+        "combine",
+        reducers.combine(ids=partial(reducers.argmax, shift=1), sums=partial(reducers.sample_sums, shift=1)),
+        CAUSAL,
+    ),
+]
+
+# --- metrics ---------------------------------------------------------------------------------------------------------
+
+SUMS = {
+    "predictions": {
+        "nll": np.array([3.0, 1.0, 4.0, 2.5]),
+        "tokens": np.array([5.0, 3.0, 4.0, 0.0]),
+        "correct": np.array([2.0, 2.0, 4.0, 0.0]),
+        "all_correct": np.array([0.0, 0.0, 1.0, 0.0]),
+        "correct_top_5": np.array([3.0, 2.0, 4.0, 0.0]),
+        "entropy": np.array([1.0, 2.0, 3.0, 0.0]),
+    },
+    "labels": np.array([[1, 2, 3, 1, 2], [-100, 1, 1, 1, -100], [1, 1, 2, 2, -100], [-100] * 5]),
+}
+IDS = {
+    "predictions": np.array([[0, 1, 2, -100], [2, 2, 1, -100], [1, 0, 2, 0]]).repeat(2, 0),
+    "labels": np.array([[0, 2, 2, -100], [2, 1, -100, -100], [-100, 0, 2, 1]]).repeat(2, 0),
+}
+SIDE_BY_SIDE = {
+    "predictions": {"probabilities": np.array([[0.9, 0.2, 0.7], [0.1, 0.6, 0.3], [0.4, 0.8, 0.6], [0.7, 0.1, 0.9]])},
+    "labels": np.array([[1, 0, 1], [0, 1, 1], [1, 1, 0], [1, 0, 1]]),
+}
+REALS = {"predictions": np.array([[0.5], [1.5], [2.0], [4.0]]), "labels": np.array([0.0, 2.0, 2.5, 3.0])}
+
+METRICS = [
+    Entry("language_modeling", metrics.language_modeling(), SUMS),
+    Entry("build", metrics.build(metrics.language_modeling(), num_samples=4), SUMS),
+    Entry("classification", metrics.build(metrics.classification(3), num_samples=6), IDS),
+    Entry("multi_label", metrics.build(metrics.multi_label(3), num_samples=4), SIDE_BY_SIDE),
+    Entry("regression", metrics.build(metrics.regression(), num_samples=4), REALS),
+    Entry(
+        "entity_f1", metrics.build(metrics.entity_f1({0: "O", 1: "B-X", 2: "I-X"}, scheme="IOB2"), num_samples=6), IDS
+    ),
+    Entry("bootstrap", metrics.bootstrap(metrics.classification(3), n=20), IDS),
+    Entry("by_group", metrics.by_group(metrics.classification(3), ["a", "b"] * 3), IDS),
+    Entry("dispatch", metrics.dispatch(metrics.build(metrics.classification(3), num_samples=6)), IDS),
+]
+
+# --- exceptions ------------------------------------------------------------------------------------------------------
+
+# property: (the rules that it excuses from, {label of an entry: reason})
+EXCEPTIONS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
+    "NOT_ADDITIVE": (
+        ("additive", "accumulation"),
+        {"classification_loss by weights": "a weighted mean of the call: torch's, exact in one micro-batch only"},
+    ),
+    "OVERWRITES": (("inputs",), {"causal_lm_loss overwriting": "the logits hold the gradient afterwards: asked for"}),
+    "STOPS_GRADIENT": (
+        ("gradient",),
+        {
+            "dft": "the probability that weighs is a constant of the step",
+            "eaft": "the entropy that weighs is a constant of the step",
+        },
+    ),
+    "UNBOUNDED": (
+        ("extremes",),
+        {
+            "poisson_nll": "the rate is the exponential of the prediction",
+        },
+    ),
+    "SMALL_VOCABULARY": (("small",), {"confusion_counts": "one number for each pair of classes: asked for"}),
+    "COLUMNS_ARE_CLASSES": (("padding",), {"multi_label": "the second dimension is the classes, never padded"}),
+}
+
+# Exported, and no loss, term, reducer or metric over logits and labels: tested where the reason says.
+NOT_CALLED_BY_THE_TRAINER = {
+    "Combined": "the type that weighted_sum, token_weighted and class_weighted return",
+    "token_statistics": "the kernel itself",
+    "head_token_statistics": "the kernel itself",
+    "hidden_states": "a source of losses and reducers, needs a model",
+    "class_counts": "prepares an option",
+    "balanced_class_weights": "prepares an option",
+    "balanced_pos_weight": "prepares an option",
+    "effective_number_weights": "prepares an option",
+    "ldam_margins": "prepares an option",
+    "coral_levels": "levels of ordinal_loss",
+    "corn_levels": "levels of ordinal_loss",
+    "batch_hard": "mining of triplet_loss",
+    "semi_hard": "mining of triplet_loss",
+    "forward_kl": "a divergence of distillation_loss",
+    "reverse_kl": "a divergence of distillation_loss",
+    "jensen_shannon": "a divergence of distillation_loss",
+    "total_variation": "a divergence of distillation_loss",
+    "distilled": "a term of distillation_loss",
+    "bradley_terry": "an objective over pairs",
+    "cpo": "an objective over pairs",
+    "dpo": "an objective over pairs",
+    "ipo": "an objective over pairs",
+    "kto": "an objective over pairs",
+    "orpo": "an objective over pairs",
+    "paired_kto": "an objective over pairs",
+    "simpo": "an objective over pairs",
+    "sequence_log_probs": "sums of the kernel, by row",
+    "precompute_reference_log_probs": "prepares a dataset",
+    "Metric": "the type of all metrics",
+    "best_model_kwargs": "looks a direction up",
+    "tuned_thresholds": "prepares an option",
+    "compare": "takes two evaluations",
+}
+# Called by the Trainer, and made for outputs or batches that are none of the tasks of the rules.
+OTHER_OUTPUTS = {
+    "clip_loss": "reads similarities of a whole batch",
+    "info_nce_loss": "reads similarities of a whole batch",
+    "triplet_loss": "reads embeddings and compares the samples of a batch",
+    "segmentation_loss": "reads images",
+    "segmentation_counts": "reads images",
+    "question_answering_loss": "reads the logits of two positions",
+    "spans": "reads the logits of two positions",
+    "ctc_loss": "reads frames, whose alignment to the labels it sums over",
+    "ctc_greedy": "reads frames",
+    "distillation_loss": "reads a teacher's logits beside the labels",
+    "multi_token_loss": "reads several heads",
+    "with_auxiliary": "reads a term that the model computes itself",
+    "preference_loss": "reads pairs of rows",
+    "preference_rewards": "reads pairs of rows",
+    "reward_loss": "reads pairs of rows",
+    "reward_scores": "reads pairs of rows",
+    "preferences": "scores pairs of rows",
+    "embeddings": "reads vectors, for retrieval over the whole set",
+    "generated": "reads ids",
+    "answer_logits": "reads the first label of each sample only",
+    "text_lengths": "needs the lengths of a tokenizer's tokens",
+    "token_bytes": "reads a tokenizer",
+}
