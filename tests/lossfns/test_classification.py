@@ -335,7 +335,9 @@ def asymmetric_by_hand(x: float, y: int, gamma_pos: float, gamma_neg: float, cli
     return -((1 - p) ** gamma_pos * math.log(p)) if y else -(shifted**gamma_neg * math.log(1 - shifted))
 
 
-@pytest.mark.parametrize("options", [(0.0, 4.0, 0.05), (1.0, 4.0, 0.05), (2.0, 2.0, 0.0), (0.0, 0.5, 0.2)])
+@pytest.mark.parametrize(
+    "options", [(0.0, 4.0, 0.05), (1.0, 4.0, 0.05), (2.0, 2.0, 0.0), (0.0, 0.5, 0.2), (0.0, 0.0, 0.2)]
+)
 def test_asymmetric_loss_is_the_papers(options):
     logits = normal(B, C)
     names = dict(zip(("gamma_pos", "gamma_neg", "clip"), options, strict=True))
