@@ -68,11 +68,12 @@ def plain(logits: Tensor, labels: Tensor, fields: tuple[str, ...], *, shift: int
     x = logits if logits.dtype == torch.float64 else logits.float()
     x = x[:, x.shape[1] - labels.shape[1] :]
     x = torch.cat([x[:, :shift], x[:, : x.shape[1] - shift]], 1)
+    labels = labels.long()
     valid = labels != IGNORED
     valid[:, :shift] = False
     log_p = x.log_softmax(-1)
     found = {
-        "log_prob": log_p.gather(-1, labels.long().masked_fill(~valid, 0)[..., None])[..., 0],
+        "log_prob": log_p.gather(-1, labels.masked_fill(~valid, 0)[..., None])[..., 0],
         "log_normalizer": x.logsumexp(-1),
         "mean_logit": x.mean(-1),
         "entropy": -(log_p.exp() * log_p).sum(-1),
