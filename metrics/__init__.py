@@ -1,13 +1,19 @@
 """Metrics for `Trainer(compute_metrics=...)`: statistics per sample -> sums -> a flat dict of Python floats."""
 
 from ._classification import classification, multi_label
+from ._glue import glue
 from ._metric import Metric, build
 from ._regression import regression
+from ._retrieval import partner_retrieval, retrieval
+from ._segmentation import segmentation
+from .adapters import from_evaluate, from_sklearn, from_torchmetrics, to_evaluate
 from .directions import best_model_kwargs
 from .entities import entity_f1
-from .generic import bootstrap, by_group, compare, dispatch
-from .language import language_modeling
+from .extractive import extractive_qa
+from .generic import bootstrap, by_group, compare, dispatch, labels_from
+from .language import label_ranking, language_modeling
 from .preference import preferences
+from .text import decode, summarization, text_match, transcription, translation
 from .thresholds import tuned_thresholds
 
 __all__ = [
@@ -18,11 +24,27 @@ __all__ = [
     "by_group",
     "classification",
     "compare",
+    "decode",
     "dispatch",
     "entity_f1",
+    "extractive_qa",
+    "from_evaluate",
+    "from_sklearn",
+    "from_torchmetrics",
+    "glue",
+    "label_ranking",
+    "labels_from",
     "language_modeling",
     "multi_label",
+    "partner_retrieval",
     "preferences",
     "regression",
+    "retrieval",
+    "segmentation",
+    "summarization",
+    "text_match",
+    "to_evaluate",
+    "transcription",
+    "translation",
     "tuned_thresholds",
 ]

@@ -6,12 +6,28 @@ from . import _keys
 from ._classification import DIRECTIONS as CLASSIFICATION
 from ._metric import Metric
 from ._regression import DIRECTIONS as REGRESSION
+from ._retrieval import DIRECTIONS as RETRIEVAL
+from ._segmentation import DIRECTIONS as SEGMENTATION
 from .entities import DIRECTIONS as ENTITIES
+from .extractive import DIRECTIONS as EXTRACTIVE
 from .language import DIRECTIONS as LANGUAGE
+from .language import RANKING
 from .preference import DIRECTIONS as PREFERENCE
+from .text import DIRECTIONS as TEXT
 
 # Every key of every metric of this package.
-DIRECTIONS: dict[str, bool | None] = {**LANGUAGE, **CLASSIFICATION, **REGRESSION, **ENTITIES, **PREFERENCE}
+DIRECTIONS: dict[str, bool | None] = {
+    **LANGUAGE,
+    **RANKING,
+    **CLASSIFICATION,
+    **REGRESSION,
+    **ENTITIES,
+    **EXTRACTIVE,
+    **SEGMENTATION,
+    **RETRIEVAL,
+    **TEXT,
+    **PREFERENCE,
+}
 
 
 class BestModelKwargs(TypedDict):

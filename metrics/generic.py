@@ -7,7 +7,7 @@ are then a draw from a multinomial (bootstrap) or binomial (permutation) distrib
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import sparse
 
-from ._evaluation import Array, Columns, EvalPrediction, batches
+from ._evaluation import Array, Columns, EvalPrediction, batches, describe, named_columns
 from ._metric import Metric, Statistics
 from ._order import check_order, digests
 
@@ -155,6 +155,27 @@ def compare(
         result |= {f"{key}_difference{end}": float(value) for end, value in named.items()}
         result[f"{key}_p_value"] = float(p_value)
     return result
+
+
+def labels_from(metric: Metric, column: str) -> Metric:
+    """Score against a column of the predictions instead of the labels, as the `answers` of `reducers.answer_logits`.
+
+    Args:
+        metric: any metric.
+        column: its name.
+
+    Returns:
+        The metric with other labels.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> from metrics import classification
+        >>> found = {"ids": np.array([0, 1]), "answers": np.array([0, 0])}
+        >>> metric = labels_from(classification(2), "answers")
+        >>> metric(SimpleNamespace(predictions=found, label_ids=np.zeros((2, 9))))["accuracy"]
+        0.5
+    """
+    return replace(metric, statistics=partial(_with_labels, metric.statistics, column))
 
 
 @dataclass(frozen=True)
@@ -351,7 +372,14 @@ def _check_drawn(metric: Metric, n: int) -> None:
         raise ValueError(f"n is the number of replicates, at least 2; {n} came")
 
 
-# --- scores of by_group and bootstrap ---------------------------------------------------------------------------------
+# --- what the metrics above are made of -------------------------------------------------------------------------------
+
+
+def _with_labels(statistics: Statistics, column: str, predictions: Any, labels: Any) -> Mapping[str, ArrayLike]:
+    found = named_columns(predictions)
+    if column not in found:
+        raise ValueError(f"the column {column!r} is to be the labels; predictions hold {describe(predictions)}")
+    return statistics(predictions, found[column])
 
 
 def _ordered(statistics: Statistics, predictions: Any, labels: Any) -> dict[str, ArrayLike]:

@@ -3,11 +3,14 @@
 A reducer has already chosen, shifted and counted the tokens; nothing here looks at a label or shifts anything.
 """
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from . import _keys
+from ._classes import per_sample
 from ._evaluation import Columns, describe, named_columns
 from ._metric import Metric, ratio
 
@@ -19,6 +22,9 @@ COLUMNS = {
     "all_correct": "sample_sums",
     "correct_top_{k}": "sample_sums with top_k=k",
     "entropy": "sample_sums with entropy=True",
+    "bytes": "text_lengths",
+    "characters": "text_lengths",
+    "ranks": "label_rank",
 }
 NEEDED = ("nll", "tokens", "correct", "all_correct")
 
@@ -31,7 +37,10 @@ DIRECTIONS: dict[str, bool | None] = {
     "sequence_accuracy": True,
     "tokens": None,
     "samples": None,
+    "bits_per_byte": False,
+    "bits_per_character": False,
 }
+RANKING: dict[str, bool | None] = {"mrr": True, "hit_at_{k}": True}
 
 
 def language_modeling() -> Metric:
@@ -44,6 +53,8 @@ def language_modeling() -> Metric:
     - `token_accuracy`, `top_{k}_accuracy` for each column `correct_top_{k}`: fractions of the tokens;
     - `entropy`, if the column came: nats a token;
     - `sequence_accuracy`: fraction of the samples with every token right, among those that have any token;
+    - `bits_per_byte`, `bits_per_character`, if `reducers.text_lengths` stands beside: log-likelihood of the scored
+      tokens by the length of their text, which compares models of different vocabularies;
     - `tokens`, `samples`: how many were scored, and how many came.
 
     Without any token, ratios are NaN and counts 0.0.
@@ -78,7 +89,8 @@ def token_sums(predictions: Any, labels: Any) -> Columns:
     Raises:
         ValueError: a column is missing, stands there twice, or is not one number a sample.
     """
-    found = {name: column for name, column in named_columns(predictions).items() if _keys.find(name, COLUMNS)}
+    read = COLUMNS.keys() - {"ranks"}
+    found = {name: column for name, column in named_columns(predictions).items() if _keys.find(name, read)}
     missing = [name for name in NEEDED if name not in found]
     if missing:
         raise ValueError(_missing(missing, predictions))
@@ -110,10 +122,62 @@ def token_scores(sums: Columns) -> Columns:
     for name, total in sums.items():
         if name.startswith("correct_top_"):
             scores[f"{name.removeprefix('correct_')}_accuracy"] = ratio(total, tokens)
+    for name, unit in (("bytes", "byte"), ("characters", "character")):
+        if name in sums:
+            scores[f"bits_per_{unit}"] = ratio(sums["nll"] / np.log(2), sums[name])
     if "entropy" in sums:
         scores["entropy"] = ratio(sums["entropy"], tokens)
     scores["sequence_accuracy"] = ratio(sums["all_correct"], sums["sequences"])
     return {**scores, "tokens": tokens, "samples": sums["samples"]}
+
+
+def label_ranking(hits: Sequence[int] = (1, 5, 10)) -> Metric:
+    """Score the ranks of labels: mean reciprocal rank and hits among the first k, whatever the number of classes.
+
+    The reducer is `label_rank`; its column is `ranks`, 0 for the best, -100 where nothing is scored. Keys: `mrr` and
+    `hit_at_{k}`, over all labels; NaN without any.
+
+    Args:
+        hits: the values of k.
+
+    Returns:
+        A metric to give to the Trainer as `compute_metrics`.
+
+    Raises:
+        ValueError: a k below 1.
+
+    Source: E. M. Voorhees, "The TREC-8 Question Answering Track Report", 1999.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> ranks = {"ranks": np.array([[-100, 0, 3]])}
+        >>> label_ranking()(SimpleNamespace(predictions=ranks, label_ids=np.zeros((1, 3))))["mrr"]
+        0.625
+    """
+    if any(k < 1 for k in hits):
+        raise ValueError(f"hits are the values of k, at least 1; {tuple(hits)} came")
+    keys = ("mrr", *(f"hit_at_{k}" for k in hits))
+    return Metric(
+        statistics=partial(rank_sums, hits=tuple(hits)), score=rank_scores, directions=dict.fromkeys(keys, True)
+    )
+
+
+def rank_sums(predictions: Any, labels: Any, *, hits: tuple[int, ...]) -> Columns:
+    """Return what `rank_scores` reads: sums (samples,) over the labels of each sample, and `labels`, how many."""
+    ranks = named_columns(predictions).get("ranks")
+    if ranks is None or ranks.dtype.kind not in "iu":
+        raise ValueError(
+            f"label_ranking() needs the column 'ranks' (label_rank); predictions hold {describe(predictions)}"
+        )
+    scored = ranks >= 0
+    columns = {"mrr": np.where(scored, 1 / (1.0 + np.where(scored, ranks, 0)), 0.0), "labels": scored}
+    columns |= {f"hit_at_{k}": scored & (ranks < k) for k in hits}
+    return {name: per_sample(values) for name, values in columns.items()}
+
+
+def rank_scores(sums: Columns) -> Columns:
+    """Return the means that `label_ranking` lists, of sums or of stacks of them."""
+    return {name: ratio(total, sums["labels"]) for name, total in sums.items() if name != "labels"}
 
 
 def _missing(missing: list[str], predictions: Any) -> str:

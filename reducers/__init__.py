@@ -2,16 +2,33 @@
 
 from .classification import confusion_counts, ordinal_ids, probabilities
 from .combination import combine
+from .dense import calibration_bins, embeddings, segmentation_counts
+from .preference import preference_rewards, reward_scores
+from .ranking import answer_logits, label_rank
+from .spans import spans
 from .sums import sample_sums
+from .text import ctc_greedy, generated, text_lengths, token_bytes
 from .tokens import argmax, token_log_probs, top_k
 
 __all__ = [
+    "answer_logits",
     "argmax",
+    "calibration_bins",
     "combine",
     "confusion_counts",
+    "ctc_greedy",
+    "embeddings",
+    "generated",
+    "label_rank",
     "ordinal_ids",
+    "preference_rewards",
     "probabilities",
+    "reward_scores",
     "sample_sums",
+    "segmentation_counts",
+    "spans",
+    "text_lengths",
+    "token_bytes",
     "token_log_probs",
     "top_k",
 ]

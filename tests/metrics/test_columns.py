@@ -7,7 +7,7 @@ import torch
 
 from metrics import language, language_modeling
 from metrics._keys import find
-from reducers import argmax, combine, sample_sums
+from reducers import argmax, combine, label_rank, sample_sums, text_lengths
 
 from .evaluations import evaluation
 
@@ -15,8 +15,10 @@ LOGITS = torch.randn(3, 6, 11, dtype=torch.float64, generator=torch.Generator().
 LABELS = torch.tensor([[1, 2, 3, 4, 5, 6], [-100, 2, 9, 4, -100, -100], [-100] * 6])
 
 
-def test_sample_sums_returns_what_language_modeling_reads_and_nothing_else():
-    emitted = sample_sums(LOGITS, LABELS, shift=1, top_k=(2, 5), entropy=True)
+def test_reducers_of_language_return_what_the_metrics_read_and_nothing_else():
+    emitted = sample_sums(LOGITS, LABELS, shift=1, top_k=(2, 5), entropy=True) | label_rank(LOGITS, LABELS, shift=1)
+    lengths = {"bytes": torch.arange(11), "characters": torch.arange(11)}
+    emitted |= text_lengths(LOGITS, LABELS, lengths=lengths, shift=1)
     assert {find(name, language.COLUMNS) for name in emitted} == set(language.COLUMNS)
     assert set(sample_sums(LOGITS, LABELS, shift=1)) == set(language.NEEDED)
 

@@ -63,6 +63,7 @@ def test_a_whole_name_goes_before_a_prefix_and_a_shorter_one():
 
 def test_every_key_that_is_returned_has_a_direction():
     predictions = columns(samples(5))
+    predictions |= {"bytes": predictions["tokens"], "characters": predictions["tokens"]}
     scores = language_modeling()(evaluation(predictions, predictions["nll"]))
     assert len(scores) == len(language.DIRECTIONS)
     for key in scores:

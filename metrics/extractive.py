@@ -1,0 +1,168 @@
+"""Extractive question answering in the stock Trainer: from the best spans of windows to answers and their scores."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ._answers import exact_match, token_f1
+from ._evaluation import Array, Columns, describe, named_columns
+from ._metric import Metric, Statistics
+from ._order import check_order, digests
+
+# The columns read here and what returns them: a contract between the two packages.
+COLUMNS = dict.fromkeys(("starts", "ends", "scores", "null_scores"), "spans")
+
+SCORES = ("exact_match", "token_f1")
+DIRECTIONS: dict[str, bool | None] = dict.fromkeys(
+    (*SCORES, *(f"answerable_{key}" for key in SCORES), "unanswerable_exact_match"), True
+)
+POSITIONS = ("start_positions", "end_positions")
+
+
+@dataclass(frozen=True, eq=False)
+class Questions:
+    """Contexts and right answers of the examples; of each feature its example and its offsets, -1 off the context."""
+
+    contexts: tuple[str, ...] = field(repr=False)
+    answers: tuple[tuple[str, ...], ...] = field(repr=False)
+    example_of: Array = field(repr=False)
+    offsets: tuple[Array, ...] = field(repr=False)
+    null_threshold: float
+    order: Array | None = field(repr=False)
+    by_position: ClassVar[bool] = True
+
+    def __call__(self, rows: Columns) -> dict[str, ArrayLike]:
+        """Return the scores that `extractive_qa` lists, from the columns of all features."""
+        if self.order is not None:
+            check_order(rows["order"], self.order)
+        texts = self.predicted(rows)
+        golds = [answers or ("",) for answers in self.answers]
+        functions = {"exact_match": exact_match, "token_f1": token_f1}
+        values = {
+            key: np.array(
+                [
+                    max(map(float, (score(text, gold) for gold in gold_texts)))
+                    for text, gold_texts in zip(texts, golds, strict=True)
+                ]
+            )
+            for key, score in functions.items()
+        }
+        answerable = np.array([bool(answers) for answers in self.answers])
+        scores = {key: _mean(value) for key, value in values.items()}
+        scores |= {f"answerable_{key}": _mean(value[answerable]) for key, value in values.items()}
+        return {**scores, "unanswerable_exact_match": _mean(values["exact_match"][~answerable])}
+
+    def predicted(self, rows: Columns) -> list[str]:
+        """Return the answer to each question, from the columns of all features; empty for "no answer"."""
+        count = len(self.contexts)
+        best, null = np.full(count, -np.inf), np.full(count, np.inf)
+        texts = [""] * count
+        for feature, example in enumerate(self.example_of):
+            null[example] = min(null[example], rows["null_scores"][feature])
+            spans = (rows[name][feature] for name in ("starts", "ends", "scores"))
+            for start, end, score in zip(*spans, strict=True):
+                place = self._place(feature, start, end)
+                if place is not None:
+                    if score > best[example]:
+                        best[example], texts[example] = score, self.contexts[example][place]
+                    break  # spans come best first
+        if all(self.answers):
+            return texts
+        return [
+            "" if none - score > self.null_threshold else text
+            for text, none, score in zip(texts, null, best, strict=True)
+        ]
+
+    def _place(self, feature: int, start: int, end: int) -> slice | None:
+        offsets = self.offsets[feature]
+        if not 0 <= start <= end < len(offsets) or min(offsets[start, 0], offsets[end, 0]) < 0:
+            return None
+        return slice(offsets[start, 0], offsets[end, 1])
+
+
+def extractive_qa(
+    examples: Iterable[Mapping[str, Any]], features: Iterable[Mapping[str, Any]], *, null_threshold: float = 0.0
+) -> Metric:
+    """Score answers to questions: exact match and F1 of words, as SQuAD 1.1 and 2.0, in fractions.
+
+    The evaluation set is `features`, one or several windows an example, and the reducer `spans`. A feature's best span
+    that lies in its context is its answer, and the best of an example's features is the example's. Where some question
+    has no right answer (SQuAD 2.0), the answer is "" if the best "no answer" score of the windows (the lowest) is
+    higher by more than `null_threshold`. Keys: `exact_match`, `token_f1`; the same as `answerable_{key}` over the
+    questions that have an answer, and `unanswerable_exact_match` over those that have none; NaN where there is none.
+
+    The rows of the evaluation are matched with `features` by their order. Their number is checked, and, where features
+    have `start_positions` and `end_positions`, the order by the labels: a sampler that reorders raises.
+
+    Args:
+        examples: rows with `id`, `context` and `answers`, a dict with the list `text`, empty where there is none.
+        features: rows with `example_id` and `offset_mapping`, a pair of characters a token, None off the context.
+        null_threshold: as above, in logits.
+
+    Returns:
+        A metric that needs all rows at once.
+
+    Raises:
+        ValueError: no feature, or one of an unknown example.
+
+    Source: P. Rajpurkar, R. Jia, P. Liang, "Know What You Don't Know: Unanswerable Questions for SQuAD", 2018.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> examples = [{"id": 7, "context": "It rains.", "answers": {"text": ["rains"]}}]
+        >>> features = [{"example_id": 7, "offset_mapping": [None, (0, 2), (3, 8), (8, 9)]}]
+        >>> found = {"starts": np.array([[0, 2]]), "ends": np.array([[1, 2]]), "scores": np.array([[9.0, 3.0]])}
+        >>> found = SimpleNamespace(predictions=found | {"null_scores": np.zeros(1)}, label_ids=np.array([[2, 2]]))
+        >>> extractive_qa(examples, features)(found)["exact_match"]
+        1.0
+    """
+    examples, features = list(examples), list(features)
+    places = {example["id"]: place for place, example in enumerate(examples)}
+    unknown = [feature["example_id"] for feature in features if feature["example_id"] not in places]
+    if unknown or not features:
+        raise ValueError(f"features belong to examples by example_id; {len(features)} came, unknown: {unknown[:3]}")
+    ordered = all(name in features[0] for name in POSITIONS)
+    positions = [[feature[name] for name in POSITIONS] for feature in features] if ordered else None
+    questions = Questions(
+        contexts=tuple(example["context"] for example in examples),
+        answers=tuple(tuple(example["answers"]["text"]) for example in examples),
+        example_of=np.array([places[feature["example_id"]] for feature in features]),
+        offsets=tuple(_offsets(feature["offset_mapping"]) for feature in features),
+        null_threshold=null_threshold,
+        order=None if positions is None else digests(positions),
+    )
+    statistics: Statistics = _spans_and_order if ordered else span_columns
+    reason = "windows are matched with questions by their place in the whole evaluation"
+    return Metric(
+        statistics=statistics, score=questions, directions=DIRECTIONS, whole=reason, num_samples=len(features)
+    )
+
+
+def span_columns(predictions: Any, labels: Any) -> Columns:
+    """Return the columns of `reducers.spans`.
+
+    Raises:
+        ValueError: one is missing.
+    """
+    found = named_columns(predictions)
+    if any(name not in found for name in COLUMNS):
+        raise ValueError(
+            f"extractive_qa needs the columns {', '.join(COLUMNS)}; predictions hold {describe(predictions)}. Set "
+            "preprocess_logits_for_metrics=spans"
+        )
+    return {name: found[name] for name in COLUMNS}
+
+
+def _spans_and_order(predictions: Any, labels: Any) -> Columns:
+    return {**span_columns(predictions, labels), "order": digests(labels)}
+
+
+def _offsets(pairs: Iterable[Any]) -> Array:
+    return np.array([(-1, -1) if pair is None else tuple(pair) for pair in pairs], np.int64).reshape(-1, 2)
+
+
+def _mean(values: Array) -> float:
+    return float(values.mean()) if values.size else np.nan

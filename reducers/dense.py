@@ -1,0 +1,147 @@
+"""Pixels, frames and vectors: what dense models return, in a few numbers a sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lossfns._rows import compute_dtype
+from lossfns.alignment import IGNORED, Selector, check_logits, check_range, select_logits
+from lossfns.hidden import HiddenStates
+from lossfns.normalization import accumulator_dtype
+
+from ._reduce import Labels, Logits, label_ids, pair
+
+
+@torch.no_grad()
+def segmentation_counts(
+    logits: Logits, labels: Labels, *, num_classes: int, select: Selector | None = None
+) -> dict[str, Tensor]:
+    """Confusion matrix of each image, from logits interpolated to the labels' size, one image at a time.
+
+    Args:
+        logits: `(B, C, h, w)`, or the tuple the Trainer hands over.
+        labels: class ids `(B, H, W)`, -100 where there is none (`replace_labels(collator, {255: -100})`).
+        num_classes: C.
+        select: a function that picks the logits.
+
+    Returns:
+        `confusion`: `(B, C * C)` int64, entry `true * C + predicted`; among equal logits the smaller id is predicted.
+
+    Raises:
+        ValueError: no labels, shapes that do not fit, a label out of range.
+        TypeError: ids where logits are expected.
+
+    Example:
+        >>> logits = torch.tensor([[[[0.0]], [[1.0]]]])
+        >>> segmentation_counts(logits, torch.tensor([[[0, 1], [1, -100]]]), num_classes=2)["confusion"]
+        tensor([[0, 1, 0, 2]])
+    """
+    ids = label_ids(labels)
+    if ids is None or ids.ndim != 3:
+        raise ValueError(
+            f"labels of pixels are (batch, height, width); got {None if ids is None else tuple(ids.shape)}"
+        )
+    found = select_logits(logits, ids, select)
+    if found.ndim != 4 or found.shape[:2] != (ids.shape[0], num_classes):
+        raise ValueError(f"expected logits ({ids.shape[0]}, {num_classes}, height, width), got {tuple(found.shape)}")
+    check_range(ids[ids != IGNORED], num_classes)
+    rows = [_image_counts(image, target, num_classes) for image, target in zip(found, ids, strict=True)]
+    return {"confusion": torch.stack(rows) if rows else ids.new_zeros(0, num_classes**2)}
+
+
+def _image_counts(logits: Tensor, labels: Tensor, num_classes: int) -> Tensor:
+    image = logits[None].to(compute_dtype(logits.dtype))
+    if image.shape[2:] != labels.shape:
+        image = F.interpolate(image, size=labels.shape, mode="bilinear", align_corners=False)
+    cells = (labels * num_classes + image[0].argmax(0))[labels != IGNORED]
+    return torch.bincount(cells, minlength=num_classes**2)
+
+
+@torch.no_grad()
+def embeddings(logits: Logits, labels: Labels, *, select: Callable[[Any], Any], normalize: bool = True) -> Any:
+    """Vectors that a model returns, one or several a sample, for retrieval over the whole evaluation set.
+
+    Args:
+        logits: what the Trainer hands over.
+        labels: not read.
+        select: picks `(B, D)` tensors, one or a dict of them, as `lambda outputs: {"queries": outputs[0], ...}`.
+        normalize: to length 1, so that products are cosines.
+
+    Returns:
+        What `select` picked, float32 (float64 for float64 vectors).
+
+    Raises:
+        ValueError: not one vector a sample.
+        TypeError: not floating tensors.
+
+    Example:
+        >>> embeddings((torch.tensor([[3.0, 4.0]]),), None, select=lambda outputs: outputs[0])
+        tensor([[0.6000, 0.8000]])
+    """
+    found = select(logits)
+    if isinstance(found, dict):
+        return {name: _vectors(value, normalize) for name, value in found.items()}
+    return _vectors(found, normalize)
+
+
+def _vectors(vectors: Tensor, normalize: bool) -> Tensor:
+    if check_logits(vectors).ndim != 2:
+        raise ValueError(f"one vector a sample is (batch, size); got {tuple(vectors.shape)}. Pool tokens in select=")
+    vectors = vectors.to(compute_dtype(vectors.dtype))
+    return F.normalize(vectors, dim=-1) if normalize else vectors
+
+
+@torch.no_grad()
+def calibration_bins(
+    logits: Logits,
+    labels: Labels,
+    *,
+    shift: int | None = None,
+    bins: int = 15,
+    select: Selector | None = None,
+    source: HiddenStates | None = None,
+) -> dict[str, Tensor]:
+    """How sure the predictions are and how often right, by bins of confidence, for a reliability diagram of any size.
+
+    Args:
+        logits: `(B, L, V)`, or `(B, V)`, or the tuple the Trainer hands over.
+        labels: `(B, S)` or `(B,)` ids, -100 where nothing is scored, or a dict with `labels`.
+        shift: 1 for causal models, 0 for all others; no default for `(B, L, V)` logits.
+        bins: of equal width over (0, 1]; a bin has its upper edge.
+        select: a function that picks the logits.
+        source: `hidden_states(model)`: read hidden states and head, the logits never exist.
+
+    Returns:
+        `(B, bins)` float64 (float32 where the device has none) sums over the labels of each sample:
+        `bin_labels`, `bin_confidence` (probability of the predicted class) and `bin_correct`.
+
+    Raises:
+        ValueError: no labels, no shift, no bins, logits that do not fit the labels, a label out of range.
+        TypeError: ids where logits are expected.
+
+    Source:
+        Guo, Pleiss, Sun, Weinberger: On Calibration of Modern Neural Networks (2017), section 2.
+
+    Example:
+        >>> calibration_bins(torch.tensor([[0.0, 0.0]]), torch.tensor([1]), bins=2)["bin_confidence"]
+        tensor([[0.5000, 0.0000]], dtype=torch.float64)
+    """
+    if bins < 1:
+        raise ValueError(f"bins must be at least 1, got {bins}")
+    opened, pairs = pair(logits, labels, shift, select, source, scorer="calibration_bins")
+    predicted = opened.statistics(pairs.rows, ("top_id",))["top_id"].long()
+    best = opened.statistics(replace(pairs.rows, targets=predicted), ("log_prob",))["log_prob"]
+    dtype = accumulator_dtype(best.device)
+    confidence = best.to(dtype).exp()
+    place = (confidence * bins).ceil().long().clamp(1, bins) - 1
+    sample = pairs.positions.div(max(1, pairs.shape[1:].numel()), rounding_mode="floor")
+    right = (predicted == pairs.rows.classes).to(dtype)
+    values = {"bin_labels": torch.ones_like(confidence), "bin_confidence": confidence, "bin_correct": right}
+    empty = confidence.new_zeros(pairs.shape[0] * bins)
+    return {name: empty.index_add(0, sample * bins + place, value).view(-1, bins) for name, value in values.items()}

@@ -1,0 +1,94 @@
+"""How a label stands among the classes, or among the few answers that were allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lossfns._rows import compute_dtype
+from lossfns.alignment import IGNORED, Selector
+from lossfns.hidden import HiddenStates
+from lossfns.sources import FromLogits
+
+from ._reduce import Labels, Logits, pair
+
+
+@torch.no_grad()
+def label_rank(
+    logits: Logits,
+    labels: Labels,
+    *,
+    shift: int | None = None,
+    select: Selector | None = None,
+    source: HiddenStates | None = None,
+) -> dict[str, Tensor]:
+    """How many classes are ranked before each label: 0 where it is predicted.
+
+    Args:
+        logits: `(B, L, V)`, or `(B, V)`, or the tuple the Trainer hands over.
+        labels: `(B, S)` or `(B,)` ids, -100 where nothing is scored, or a dict with `labels`.
+        shift: 1 for causal models, 0 for all others; no default for `(B, L, V)` logits.
+        select: a function that picks the logits.
+        source: `hidden_states(model)`: read hidden states and head, the logits never exist.
+
+    Returns:
+        `ranks`: int32 of the labels' shape: larger logits, and equal ones of smaller ids; -100 where nothing is scored.
+
+    Raises:
+        ValueError: no labels, no shift, logits that do not fit the labels, a label out of range.
+        TypeError: ids where logits are expected.
+
+    Example:
+        >>> label_rank(torch.tensor([[0.0, 3.0, 2.0]]), torch.tensor([2]))["ranks"]
+        tensor([1], dtype=torch.int32)
+    """
+    opened, pairs = pair(logits, labels, shift, select, source, scorer="label_rank")
+    return {"ranks": pairs.scatter(opened.statistics(pairs.rows, ("rank",))["rank"], IGNORED)}
+
+
+@torch.no_grad()
+def answer_logits(
+    logits: Logits, labels: Labels, *, token_ids: Sequence[int], shift: int, select: Selector | None = None
+) -> dict[str, Tensor]:
+    """Logits of a few answers where the first label of each sample is predicted, whichever side is padded.
+
+    The classes are the answers in their order; `labels_from(classification(num_classes), "answers")` scores them.
+
+    Args:
+        logits: `(B, L, V)`, or the tuple the Trainer hands over.
+        labels: `(B, S)` ids, -100 over prompts and padding, or a dict with `labels`.
+        token_ids: the first token of each answer, A of them.
+        shift: 1 for causal models, 0 for seq2seq.
+        select: a function that picks the logits.
+
+    Returns:
+        `probabilities`: `(B, A)` float32 (float64 for float64 logits), among the answers; `ids`: `(B,)` int32, the best
+        answer; `answers`: `(B,)` int32, that of the first label, -100 where it is none or there is no label.
+
+    Raises:
+        ValueError: no labels, no answers, or one that is no token; logits that do not fit the labels.
+        TypeError: ids where logits are expected.
+
+    Example:
+        >>> found = answer_logits(torch.eye(4)[None], torch.tensor([[-100, -100, 3, 1]]), token_ids=[1, 3], shift=1)
+        >>> found["ids"], found["answers"]
+        (tensor([0], dtype=torch.int32), tensor([1], dtype=torch.int32))
+    """
+    opened, pairs = pair(logits, labels, shift, select, None, scorer="answer_logits")
+    assert isinstance(opened, FromLogits)
+    classes = opened.like.shape[-1]
+    if not token_ids or not all(0 <= token < classes for token in token_ids):
+        raise ValueError(f"token_ids are the first tokens of the answers, 0 to {classes - 1}; {token_ids} came")
+    answers = torch.tensor(list(token_ids), device=opened.like.device)
+    sample = pairs.positions.div(max(1, pairs.shape[1:].numel()), rounding_mode="floor")
+    first = torch.ones_like(sample, dtype=torch.bool)
+    first[1:] = sample[1:] != sample[:-1]
+    there, rows = sample[first], pairs.rows.on_device[first]
+    found = opened.like.new_zeros(pairs.shape[0], len(answers), dtype=compute_dtype(opened.like.dtype))
+    found[there] = opened.like.flatten(0, -2)[rows][:, answers].to(found.dtype)
+    match = pairs.rows.classes[first][:, None] == answers
+    truth = torch.full((pairs.shape[0],), IGNORED, dtype=torch.int32, device=found.device)
+    truth[there] = match.int().argmax(1).int().where(match.any(1), IGNORED)
+    return {"probabilities": found.softmax(-1), "ids": found.argmax(-1).int(), "answers": truth}

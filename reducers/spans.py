@@ -1,0 +1,73 @@
+"""The best spans of extractive question answering."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lossfns.alignment import IGNORED, check_logits
+
+from ._reduce import Labels, Logits
+
+
+@torch.no_grad()
+def spans(logits: Logits, labels: Labels, *, top_n: int = 20, max_length: int = 30) -> dict[str, Tensor]:
+    """The best spans of each window: start at or before end, no longer than a limit, by the sum of both logits.
+
+    Nothing else of the logits is kept. Rows are searched one at a time, so that what is needed is S x `max_length`
+    scores. Among equal scores the earlier start, then the earlier end.
+
+    Args:
+        logits: what the Trainer hands over: start and end logits `(B, S)`, a tuple or a dict that begins with both.
+        labels: not read.
+        top_n: how many spans a window keeps; some will lie in the question.
+        max_length: of a span, in tokens.
+
+    Returns:
+        `(B, top_n)`: `starts` and `ends` (the last token), int32, -100 where there are fewer spans; `scores`, and
+        `(B,)` `null_scores`, that of the first token alone, which says "no answer": float32 (float64 for float64
+        logits).
+
+    Raises:
+        ValueError: the logits are missing or of another shape, or an option is below 1.
+
+    Source:
+        Devlin, Chang, Lee, Toutanova: BERT (2019), section 4.2 and 4.3.
+
+    Example:
+        >>> start, end = torch.tensor([[0.0, 3.0, 1.0]]), torch.tensor([[0.0, 1.0, 2.0]])
+        >>> found = spans((start, end), None, top_n=1)
+        >>> found["starts"], found["ends"]
+        (tensor([[1]], dtype=torch.int32), tensor([[2]], dtype=torch.int32))
+    """
+    if top_n < 1 or max_length < 1:
+        raise ValueError(f"top_n and max_length must be at least 1, got {top_n} and {max_length}")
+    parts = list(logits.values()) if isinstance(logits, Mapping) else logits
+    if isinstance(parts, Tensor) or len(parts) < 2:
+        raise ValueError("spans takes start and end logits; the model returned one output")
+    start, end = map(check_logits, parts[:2])
+    if start.ndim != 2 or start.shape != end.shape:
+        raise ValueError(f"start and end logits are (batch, sequence); got {tuple(start.shape)} and {tuple(end.shape)}")
+    start, end = (x if x.dtype == torch.float64 else x.float() for x in (start, end))
+    found = [_best(*row, top_n, min(max_length, start.shape[1])) for row in zip(start, end, strict=True)]
+    starts, ends, scores = (torch.stack(part) for part in zip(*found, strict=True))
+    return {"starts": starts, "ends": ends, "scores": scores, "null_scores": start[:, 0] + end[:, 0]}
+
+
+def _best(start: Tensor, end: Tensor, top_n: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Starts, ends and scores of the best spans of one row, `(top_n,)` each."""
+    last = F.pad(end, (0, width - 1), value=-torch.inf).unfold(0, width, 1)
+    scores = (start[:, None] + last).flatten()
+    order = scores.sort(descending=True, stable=True).indices[:top_n]
+    order = order[scores[order] > -torch.inf]
+    missing = (0, top_n - len(order))
+    starts = order.div(width, rounding_mode="floor")
+    ends = starts + order % width
+    return (
+        F.pad(starts, missing, value=IGNORED).int(),
+        F.pad(ends, missing, value=IGNORED).int(),
+        F.pad(scores[order], missing),
+    )

@@ -1,0 +1,170 @@
+"""Text: how long the labels are, what was generated, what a speech model heard."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lossfns.alignment import IGNORED, Selector, select_logits
+
+from ._reduce import Labels, Logits, label_ids
+
+
+@torch.no_grad()
+def text_lengths(logits: Logits, labels: Labels, *, lengths: Mapping[str, Tensor], shift: int) -> dict[str, Tensor]:
+    """Length of the scored labels of each sample as text; beside `sample_sums` it gives bits a byte and a character.
+
+    Args:
+        logits: not read.
+        labels: `(B, S)` ids, -100 where nothing is scored, or a dict with `labels`.
+        lengths: by unit, the length of every token, `(V,)`, as `token_bytes(tokenizer)` returns.
+        shift: as for `sample_sums`: labels that no logit predicts do not count.
+
+    Returns:
+        `(B,)` int64 under the names of `lengths`.
+
+    Raises:
+        ValueError: no labels, or an id that has no length.
+
+    Example:
+        >>> text_lengths((), torch.tensor([[-100, 2, 1]]), lengths={"bytes": torch.tensor([1, 3, 4])}, shift=1)
+        {'bytes': tensor([7])}
+    """
+    ids = label_ids(labels)
+    if ids is None or ids.ndim != 2:
+        raise ValueError(f"labels of tokens are (batch, sequence); got {None if ids is None else tuple(ids.shape)}")
+    ids = ids[:, shift:]
+    scored = ids != IGNORED
+    longest = min(len(table) for table in lengths.values())
+    if ids.numel() and int(ids.max()) >= longest:
+        raise ValueError(f"label {int(ids.max())} has no length: the table has {longest} tokens")
+    chosen = ids.where(scored, 0)
+    return {name: table.to(ids.device)[chosen].where(scored, 0).sum(1) for name, table in lengths.items()}
+
+
+def token_bytes(tokenizer: Any) -> dict[str, Tensor]:
+    """Length of every token of a vocabulary, in bytes and in characters, for `text_lengths`.
+
+    A character counts where its first byte stands, so that sums are right where it is spread over several tokens. A
+    space that a tokenizer puts before every text counts as part of it.
+
+    Args:
+        tokenizer: of a model with a byte-level vocabulary (GPT-2, Llama 3, Qwen), or one of SentencePiece pieces.
+
+    Returns:
+        `bytes` and `characters`, `(V,)` int64; 0 for special tokens.
+
+    Raises:
+        ValueError: a vocabulary whose tokens do not say what text they stand for (WordPiece).
+
+    Source:
+        Radford et al.: Language Models are Unsupervised Multitask Learners (2019), section 2.2, for the alphabet.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> vocabulary = {"\u0120the": 0, "\u00c3": 1, "\u00a9": 2}
+        >>> tokenizer = SimpleNamespace(get_vocab=lambda: vocabulary, all_special_ids=[])
+        >>> token_bytes(tokenizer)["bytes"], token_bytes(tokenizer)["characters"]
+        (tensor([4, 1, 1]), tensor([4, 1, 0]))
+    """
+    vocabulary: dict[str, int] = tokenizer.get_vocab()
+    special = set(tokenizer.all_special_ids)
+    joined = "".join(vocabulary)
+    if "\u0120" in joined:
+        byte_of = _byte_alphabet()
+        read = {token: bytes(byte_of[letter] for letter in token if letter in byte_of) for token in vocabulary}
+    elif "\u2581" in joined:
+        read = {token: _piece(token) for token in vocabulary}
+    else:
+        raise ValueError(
+            "the vocabulary is neither byte-level (tokens with \u0120 for a space) nor of SentencePiece (\u2581): its "
+            "tokens do not say which text they stand for"
+        )
+    size = max(vocabulary.values()) + 1
+    tables = {name: torch.zeros(size, dtype=torch.int64) for name in ("bytes", "characters")}
+    for token, place in vocabulary.items():
+        if place not in special:
+            tables["bytes"][place] = len(read[token])
+            tables["characters"][place] = sum(byte & 0xC0 != 0x80 for byte in read[token])
+    return tables
+
+
+@torch.no_grad()
+def generated(logits: Logits, labels: Labels) -> dict[str, Tensor]:
+    """Token ids that `predict_with_generate=True` produced, named so that text metrics know them for generations.
+
+    Args:
+        logits: ids `(B, T)`, or a tuple that begins with them.
+        labels: not read.
+
+    Returns:
+        `generated`: `(B, T)` int64.
+
+    Raises:
+        TypeError: logits came, not ids.
+
+    Example:
+        >>> generated(torch.tensor([[5, 6]]), None)
+        {'generated': tensor([[5, 6]])}
+    """
+    found = (
+        logits if isinstance(logits, Tensor) else next(iter(logits.values() if isinstance(logits, Mapping) else logits))
+    )
+    if not isinstance(found, Tensor) or found.is_floating_point() or found.ndim != 2:
+        kind = f"{found.dtype} {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        raise TypeError(
+            f"generated takes token ids (batch, tokens), and {kind} came: set Seq2SeqTrainingArguments("
+            "predict_with_generate=True), or use argmax, whose text is teacher-forced"
+        )
+    return {"generated": found.long()}
+
+
+@torch.no_grad()
+def ctc_greedy(logits: Logits, labels: Labels, *, blank: int = 0, select: Selector | None = None) -> dict[str, Tensor]:
+    """Best path of a speech model: the largest logit of each frame, repetitions merged, blanks removed.
+
+    Args:
+        logits: `(B, T, V)` of frames, or the tuple the Trainer hands over.
+        labels: not read; a dict may have `input_lengths`, frames of each row, beyond which nothing is read.
+        blank: id of the blank, the pad token of Wav2Vec2 and its relatives.
+        select: a function that picks the logits.
+
+    Returns:
+        `generated`: `(B, T)` int64, the ids at the left, -100 behind them.
+
+    Raises:
+        ValueError, TypeError: no logits.
+
+    Source:
+        Graves, Fernandez, Gomez, Schmidhuber: Connectionist Temporal Classification (2006), section 3.2.
+
+    Example:
+        >>> ctc_greedy(torch.eye(3)[[0, 2, 2, 0, 2]][None], None)["generated"]
+        tensor([[   2,    2, -100, -100, -100]])
+    """
+    found = select_logits(logits, None, select)
+    best = found.argmax(-1)
+    kept = best != blank
+    kept[:, 1:] &= best[:, 1:] != best[:, :-1]
+    # Frames that were added across ranks hold nothing but -100.
+    kept &= ~(found == IGNORED).all(-1)
+    if isinstance(labels, Mapping) and "input_lengths" in labels:
+        kept &= torch.arange(best.shape[1], device=best.device) < labels["input_lengths"].to(best.device)[:, None]
+    order = (~kept).int().argsort(dim=1, stable=True)
+    return {"generated": best.gather(1, order).where(kept.gather(1, order), IGNORED)}
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The letters that stand for bytes in byte-level vocabularies: printable ones for themselves, the others moved."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    moved = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + place): byte for place, byte in enumerate(moved)}
+
+
+def _piece(token: str) -> bytes:
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        return bytes([int(token[3:5], 16)])
+    return token.replace("\u2581", " ").encode()
