@@ -262,6 +262,8 @@ def _last(outputs: Any) -> Tensor:
 
 def _same(given: Tensor, logits: Tensor) -> bool:
     """Are these the same logits, but for the dtype that the Trainer hands them over in?"""
+    if given.data_ptr() == logits.data_ptr():  # the usual case; comparing values would wait for the device
+        return given.shape == logits.shape
     return given.shape == logits.shape and torch.allclose(given.to(logits.dtype), logits, 0.0, 0.0, equal_nan=True)
 
 
