@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ._autograd import autocast_off, hand_over, refuse_second_order, refuse_transforms
 from ._products import Head, products
-from ._rows import Rows, compute_dtype, read, rows_per_chunk, write
+from ._rows import Rows, compute_dtype, read, write
 from ._term_loss import BoundTerm, learns
 from .normalization import divide
 from .statistics import DISCRETE, Block, join
@@ -158,7 +158,7 @@ def _sweep(
 def _show(z: Tensor, head: Head, rows: Rows, visit: Callable[[Block, slice], Tensor | None], start: int) -> None:
     """Visit the raw logits `z` `(n, V)`, finished, block by block; write the gradients that come back over them."""
     dtype = compute_dtype(z.dtype)
-    height = min(rows_per_chunk(head.classes, dtype, z.device), len(rows))
+    height = rows.per_chunk(head.classes, dtype, z.device)
     upcast = None if z.dtype == dtype else z.new_empty(height, head.classes, dtype=dtype)
     softmax = None if head.softcap is None else z.new_empty(height, head.classes, dtype=dtype)  # the cap needs both
     done = 0

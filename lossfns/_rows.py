@@ -14,6 +14,8 @@ from torch import Tensor
 # than 64); elsewhere it has to be large enough to fill the device.
 CPU_CHUNK_BYTES = 6 << 20
 DEVICE_CHUNK_BYTES = 128 << 20
+# A comparison has some ten tensors of a chunk's size in hand at a time.
+COMPARED = 8
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -56,6 +58,11 @@ class Rows:
             piece = slice(start, start + step)
             targets = None if self.targets is None else self.targets[piece]
             yield replace(self, index=self.index[piece], on_device=self.on_device[piece], targets=targets)
+
+    def per_chunk(self, width: int, dtype: torch.dtype, device: torch.device) -> int:
+        """How many of these rows are walked at a time, in chunks of `dtype` on `device`, at least one."""
+        step = rows_per_chunk(width if self.comparison is None else COMPARED * width, dtype, device)
+        return min(step, max(1, len(self)))
 
     @cached_property
     def run(self) -> slice | None:

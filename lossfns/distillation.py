@@ -6,7 +6,6 @@ the classes; any function of one's own fits as well. It is measured on a few row
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import torch
@@ -86,9 +85,9 @@ def jensen_shannon(log_p: Tensor, log_q: Tensor, *, beta: float = 0.5) -> Tensor
     """
     if not 0.0 < beta < 1.0:
         raise ValueError(f"beta must lie between 0 and 1, got {beta}; forward_kl and reverse_kl are its ends")
-    lowest = torch.finfo(log_p.dtype).min  # -inf beside -inf has no slope
-    log_p, log_q = log_p.clamp(min=lowest), log_q.clamp(min=lowest)
-    log_m = torch.logaddexp(log_q + math.log(beta), log_p + math.log1p(-beta))
+    mixture = torch.lerp(log_p.exp(), log_q.exp(), beta)
+    # What underflows has no part in the sum; kept off 0, where the logarithm has no slope. Faster than logaddexp.
+    log_m = mixture.clamp(min=torch.finfo(mixture.dtype).tiny).log()
     return beta * _relative_entropy(log_q, log_m) + (1 - beta) * _relative_entropy(log_p, log_m)
 
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ._autograd import autocast_off, refuse_second_order, uncompiled, unhooked
-from ._rows import Rows, compute_dtype, read, rows_per_chunk, write
+from ._rows import Rows, compute_dtype, read, write
 from .alignment import IGNORED, align, check_logits
 
 DIFFERENTIABLE = ("log_prob", "log_normalizer", "mean_logit", "entropy")
@@ -174,7 +174,7 @@ def blocks(logits: Tensor, rows: Rows, room: Tensor | None = None) -> Iterator[B
             there at once, over the logits themselves if it is their storage.
     """
     width, dtype = logits.shape[-1], compute_dtype(logits.dtype)
-    step = min(rows_per_chunk(width, dtype, logits.device), max(1, len(rows)))
+    step = rows.per_chunk(width, dtype, logits.device)
     buffer = torch.empty((step, width), dtype=dtype, device=logits.device)
     for chunk in rows.chunks(step):
         x = read(logits, chunk, buffer)
