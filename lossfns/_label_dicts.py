@@ -31,7 +31,7 @@ class WithExtras:
         columns = {name: [row[name] for row in features] for name in self.names if name in features[0]}
         rest = [{name: value for name, value in row.items() if name not in columns} for row in features]
         batch = self.collator(rest)
-        made = {name: batch[name] for name in self.names if name in batch}
+        made = {name: _safe(batch[name]) for name in self.names if name in batch}
         missing = sorted({*self.names} - {*columns, *made})
         if missing:
             raise ValueError(
@@ -59,7 +59,8 @@ def with_extras(collator: Collator, names: Iterable[str], *, shift: int | None =
         shift: 1 for causal models, 0 for all others; no default for labels `(B, S)`.
 
     Returns:
-        A picklable collator. Extras are `(B,)` or `(B, S)`, 0 where labels are padding; floats become float32.
+        A picklable collator. Extras are `(B,)` or `(B, S)`, 0 where labels are padding; float32, or int64 for
+        integers and bool.
 
     Raises:
         TypeError: names are not strings.
@@ -245,7 +246,7 @@ def _like_labels(column: Sequence[Any], name: str, rows: Sequence[Any], batch: B
     values = [torch.as_tensor(value) for value in column]
     dimensions = {value.ndim for value in values}
     if dimensions == {0}:
-        return _narrow(torch.stack(values))
+        return _safe(torch.stack(values))
     ids, _ = split_labels(batch.get("labels"))
     if dimensions != {1} or ids.ndim != 2:
         raise ValueError(f"the extra '{name}' must be one number a row or one for each label of a row, got {values[0]}")
@@ -259,7 +260,7 @@ def _like_labels(column: Sequence[Any], name: str, rows: Sequence[Any], batch: B
     placed = torch.zeros(ids.shape, dtype=values[0].dtype)
     for row, value, end in zip(placed, [torch.cat(values)] if packed else values, ends, strict=True):
         row[end - len(value) : end] = value
-    return _narrow(placed)
+    return _safe(placed)
 
 
 def _ends(values: Sequence[Tensor], rows: Sequence[Any], batch: Batch, ids: Tensor, packed: bool) -> list[int] | None:
@@ -288,6 +289,6 @@ def _stands(own: Tensor, padded: Tensor, end: int, key: str) -> bool:
     return outside == 0 and bool(((here == own) | (here == IGNORED)).all())
 
 
-def _narrow(values: Tensor) -> Tensor:
-    """float64 is an accident of Python lists and NumPy: the logits are float32."""
-    return values.float() if values.dtype == torch.float64 else values
+def _safe(values: Tensor) -> Tensor:
+    """float32 or int64: bool and uint8 become another dtype on the one rank whose rows the Trainer pads with -100."""
+    return values.float() if values.is_floating_point() else values.long()

@@ -20,7 +20,9 @@ def question_answering_loss(
 ) -> Tensor:
     """Mean of a term over the start and end positions of answers, exact under gradient accumulation and processes.
 
-    The Trainer counts and evaluates with `pack_spans(collator)` and `TrainingArguments(label_names=["labels"])`.
+    The Trainer counts and evaluates with `pack_spans(collator)` and `TrainingArguments(label_names=["labels"])`. All
+    places of a window are classes, its pads too, as in the models themselves: pad to one length, or the width of a
+    batch enters the loss.
 
     Args:
         outputs: what the model returned: a ModelOutput or dict with `start_logits` and `end_logits`, or a tuple that

@@ -1,0 +1,193 @@
+"""The losses that compare the samples of a batch, against loops over pairs and triplets."""
+
+import math
+import pickle
+from functools import partial
+from operator import itemgetter
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from lossfns import batch_hard, clip_loss, info_nce_loss, semi_hard, triplet_loss
+from tests.lossfns.cases import N
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+SIMILARITIES = 2 * normal(6, 6)
+IDS = torch.tensor([7, 8, 8, 9, N, 7])
+
+
+def by_loop(similarities, ids=None, *, symmetric):
+    """Each sample against the others that are there and not the same."""
+    ids = list(range(len(similarities))) if ids is None else ids.tolist()
+    costs = []
+    for matrix in (similarities, similarities.T)[: 1 + symmetric]:
+        for i, row in enumerate(matrix.tolist()):
+            others = [row[j] for j, key in enumerate(ids) if key not in (ids[i], N)]
+            if ids[i] != N:
+                costs.append(math.log(sum(map(math.exp, [row[i], *others]))) - row[i])
+    return math.fsum(costs) / len(costs)
+
+
+def clip_of(similarities, labels=None, count=None):
+    return clip_loss({"logits_per_text": similarities}, labels, count)
+
+
+@pytest.mark.parametrize("ids", [None, IDS, torch.arange(6)], ids=["all differ", "duplicates", "different ids"])
+def test_clip(ids):
+    found = clip_of(SIMILARITIES, ids)
+    assert found.item() == pytest.approx(by_loop(SIMILARITIES, ids, symmetric=True), rel=1e-13)
+    assert found.item() != pytest.approx(by_loop(SIMILARITIES, ids, symmetric=False), rel=1e-3)
+
+
+def test_duplicates_as_negatives_would_cost_more():
+    """What masking is for: two samples that are the same push each other away."""
+    assert clip_of(SIMILARITIES, IDS) < clip_of(SIMILARITIES, torch.where(IDS == N, IDS, torch.arange(6)))
+
+
+def test_even_similarities_cost_the_logarithm_of_the_batch():
+    assert clip_of(torch.zeros(8, 8)).item() == pytest.approx(math.log(8))
+
+
+@pytest.mark.parametrize("count", [5, 5.0, torch.tensor(5), torch.tensor([[3.0], [2.0]])], ids=str)
+def test_counts(count):
+    torch.testing.assert_close(clip_of(SIMILARITIES, IDS, count), clip_of(SIMILARITIES, IDS), rtol=0, atol=1e-14)
+    torch.testing.assert_close(
+        clip_of(SIMILARITIES, IDS, 2 * count), clip_of(SIMILARITIES, IDS) / 2, rtol=0, atol=1e-14
+    )
+
+
+EMBEDDINGS = {"queries": normal(6, 4), "keys": normal(6, 4, seed=1)}
+SIDES = itemgetter("queries", "keys")
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("ids", [None, IDS], ids=["all differ", "duplicates"])
+def test_info_nce(ids, symmetric):
+    cosines = F.cosine_similarity(EMBEDDINGS["queries"][:, None], EMBEDDINGS["keys"], dim=-1)
+    found = info_nce_loss(EMBEDDINGS, ids, select=SIDES, temperature=0.5, symmetric=symmetric)
+    assert found.item() == pytest.approx(by_loop(cosines / 0.5, ids, symmetric=symmetric), rel=1e-13)
+
+
+def test_gradcheck():
+    leaf = SIMILARITIES.clone().requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: clip_of(x, IDS), leaf)
+    sides = [side.clone().requires_grad_() for side in EMBEDDINGS.values()]
+    assert torch.autograd.gradcheck(lambda *sides: info_nce_loss(sides, IDS, select=tuple), sides)
+
+
+# --- triplets --------------------------------------------------------------------------------------------------------
+
+POINTS = normal(9, 3, seed=3)
+CLASSES = torch.tensor([0, 0, 0, 1, 1, 2, N, 1, 0])
+
+
+def triplets(points, classes, margin, hardest):
+    """Cost of each anchor; the sample of a class of its own costs nothing."""
+    costs = []
+    for i, own in enumerate(classes.tolist()):
+        if own == N:
+            continue
+        there = [j for j, other in enumerate(classes.tolist()) if other != N and j != i]
+        distance = {j: math.dist(points[i].tolist(), points[j].tolist()) for j in there}
+        same = [distance[j] for j in there if classes[j] == own]
+        others = [distance[j] for j in there if classes[j] != own]
+        if not same or not others:
+            costs.append(0.0)
+        elif hardest:
+            costs.append(max(0.0, margin + max(same) - min(others)))
+        else:
+            chosen = [min([d for d in others if d > p] or [max(others)]) for p in same]
+            pairs = zip(same, chosen, strict=True)
+            costs.append(math.fsum(max(0.0, margin + p - n) for p, n in pairs) / len(same))
+    return math.fsum(costs) / len(costs)
+
+
+@pytest.mark.parametrize("margin", [0.2, 1.5])
+@pytest.mark.parametrize("mining", [batch_hard, semi_hard])
+def test_triplets(mining, margin):
+    found = triplet_loss({"logits": POINTS}, CLASSES, mining=mining, margin=margin)
+    expected = triplets(POINTS, CLASSES, margin, mining is batch_hard)
+    assert found.item() == pytest.approx(expected, rel=1e-13)
+    assert found.item() != pytest.approx(triplets(POINTS, CLASSES, margin, mining is semi_hard), rel=1e-3)
+
+
+@pytest.mark.parametrize("mining", [batch_hard, semi_hard])
+def test_triplets_gradcheck(mining):
+    leaf = POINTS.clone().requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: triplet_loss(x, CLASSES, mining=mining, margin=1.5), leaf)
+
+
+@pytest.mark.parametrize("mining", [batch_hard, semi_hard])
+@pytest.mark.parametrize(
+    "classes", [torch.full((9,), N), torch.zeros(9).long(), torch.arange(9)], ids=["none", "one", "all"]
+)
+def test_no_triplet(mining, classes):
+    leaf = POINTS.clone().requires_grad_()
+    value = triplet_loss(leaf, classes, 9, mining=mining)
+    value *= 1
+    value.backward()
+    assert value.item() == 0.0
+    assert not leaf.grad.any()
+
+
+@pytest.mark.parametrize("mining", [batch_hard, semi_hard])
+def test_equal_embeddings_have_a_gradient_without_nan(mining):
+    leaf = POINTS[[0, 0, 1, 1]].clone().requires_grad_()
+    triplet_loss(leaf, torch.tensor([0, 0, 1, 0]), mining=mining).backward()
+    assert leaf.grad.isfinite().all()
+
+
+def test_near_embeddings_keep_their_digits():
+    """Far from the origin, differences of squares would lose a distance of 1e-3 in float32."""
+    points = torch.tensor([[100.0, 0.0], [100.001, 0.0], [100.0, 0.002]])
+    classes = torch.tensor([0, 0, 1])
+    found = triplet_loss(points, classes, margin=0.01).item()
+    assert found == pytest.approx(triplets(points, classes, 0.01, True), rel=1e-3)
+    broken = torch.cdist(points, points, compute_mode="use_mm_for_euclid_dist")
+    assert broken[0, 1].item() != pytest.approx(1e-3, rel=0.5)
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: clip_loss({"logits": SIMILARITIES}), ValueError, r"logits_per_text, got \['logits'\]; select="),
+        (lambda: clip_of(SIMILARITIES[:4]), ValueError, r"\(batch, batch\), got \(4, 6\)"),
+        (lambda: clip_of(SIMILARITIES, IDS[:4]), ValueError, r"one id a sample, \(6,\)"),
+        (lambda: clip_of(SIMILARITIES, IDS.double()), TypeError, "integer ids"),
+        (lambda: info_nce_loss(EMBEDDINGS, select=SIDES, temperature=0.0), ValueError, "temperature must be positive"),
+        (lambda: info_nce_loss((normal(6, 4), normal(5, 4)), select=tuple), ValueError, r"\(batch, size\) both"),
+        (lambda: triplet_loss(POINTS, CLASSES, margin=0.0), ValueError, "margin must be positive"),
+        (lambda: triplet_loss({"logits": normal(9, 2, 3)}, CLASSES), ValueError, r"embeddings must be \(batch, size\)"),
+        (lambda: triplet_loss(POINTS, CLASSES[:4]), ValueError, "one id a sample"),
+        (lambda: triplet_loss(POINTS, None), ValueError, "labels are None"),
+    ],
+)
+def test_refused(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    "loss", [clip_loss, partial(info_nce_loss, select=SIDES), partial(triplet_loss, mining=semi_hard)]
+)
+def test_they_are_picklable(loss):
+    assert repr(pickle.loads(pickle.dumps(loss)))
+
+
+# --- accumulation ----------------------------------------------------------------------------------------------------
+
+
+def test_accumulation_changes_the_negatives_and_not_the_scale():
+    """Two micro-batches cost the mean of what each contrasts within itself: less than all together."""
+    halves = SIMILARITIES[:3, :3], SIMILARITIES[3:, 3:]
+    found = sum(clip_of(half, None, torch.tensor(6)) for half in halves).item()
+    assert found == pytest.approx(sum(by_loop(half, symmetric=True) for half in halves) / 2, rel=1e-13)
+    assert found < clip_of(SIMILARITIES).item()
