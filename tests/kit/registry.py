@@ -45,6 +45,12 @@ class Entry:
 CLASSES = {"task": "classification"}
 WEIGHTS = torch.linspace(0.5, 2.0, 7)
 
+SEQUENCES = {
+    "task": "causal_lm",
+    "extras": {"sequence_ids": torch.zeros_like},  # what count_sequences adds: each row is one
+    "count": lambda labels: int((labels[:, 1:] != -100).any(1).sum()),
+}
+
 
 def weighted(weights):
     return partial(lossfns.classification_loss, class_weights=weights)
@@ -63,6 +69,7 @@ LOSSES = [
     Entry(
         "causal_lm_loss", partial(lossfns.causal_lm_loss, overwrite_logits=True), {"task": "causal_lm"}, "overwriting"
     ),
+    Entry("causal_lm_loss", partial(lossfns.causal_lm_loss, normalize="sequences"), SEQUENCES, "by sequences"),
     Entry("masked_lm_loss", lossfns.masked_lm_loss, {"task": "masked_lm"}),
     Entry("seq2seq_lm_loss", lossfns.seq2seq_lm_loss, {"task": "seq2seq_lm"}),
     Entry("token_classification_loss", lossfns.token_classification_loss, {"task": "token_classification"}),
@@ -204,6 +211,10 @@ EXCEPTIONS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "NOT_ADDITIVE": (
         ("additive", "accumulation"),
         {"classification_loss by weights": "a weighted mean of the call: torch's, exact in one micro-batch only"},
+    ),
+    "COUNTS_OTHER_UNITS": (
+        ("additive",),
+        {"causal_lm_loss by sequences": "a label costs the less, the more its sequence has: sequences add up"},
     ),
     "OVERWRITES": (("inputs",), {"causal_lm_loss overwriting": "the logits hold the gradient afterwards: asked for"}),
     "STOPS_GRADIENT": (
