@@ -112,9 +112,8 @@ def total_variation(log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 def _relative_entropy(log_a: Tensor, log_b: Tensor) -> Tensor:
-    """`sum a log(a / b)`, where nothing is left of a class whose `a` is 0."""
-    there = log_a > -torch.inf
-    return torch.where(there, log_a.exp() * (log_a - log_b), 0).sum(-1)
+    """`sum a log(a / b)`, where nothing is left of a class whose `a` is 0, in the gradient too."""
+    return (log_a.exp() * torch.where(log_a > -torch.inf, log_a - log_b, 0)).sum(-1)
 
 
 def distilled(divergence: Tensor) -> Tensor:

@@ -1,0 +1,402 @@
+"""Distillation against plain sums in float64, the limits of its divergences, a teacher in the stock Trainer."""
+
+import pickle
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from scipy.spatial.distance import jensenshannon
+from scipy.stats import entropy
+
+from benchmarks.memory import peak_bytes
+from lossfns import (
+    causal_lm_loss,
+    cross_entropy,
+    distillation_loss,
+    distilled,
+    forward_kl,
+    hidden_states,
+    jensen_shannon,
+    reverse_kl,
+    total_variation,
+    weighted_sum,
+)
+from lossfns.collators import teacher_inputs
+from tests import oracle, tiny
+
+N = oracle.IGNORED
+LABELS = torch.tensor([[N, 3, N, 6, 1], [0, 2, 2, N, N]])
+V = 7
+
+
+def normal(*shape, seed=0, dtype=torch.float64):
+    return (2 * torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))).to(dtype)
+
+
+STUDENT, TEACHER = normal(2, 5, V), normal(2, 5, V, seed=1)
+
+# The divergences of one pair of distributions p (student) and q (teacher), from scipy where it has them.
+DIVERGENCES = {
+    "forward": (forward_kl, lambda p, q: entropy(q, p)),
+    "reverse": (reverse_kl, entropy),
+    "jensen-shannon": (jensen_shannon, lambda p, q: jensenshannon(p, q) ** 2),
+    "generalised": (
+        partial(jensen_shannon, beta=0.2),
+        lambda p, q: 0.2 * entropy(q, 0.2 * q + 0.8 * p) + 0.8 * entropy(p, 0.2 * q + 0.8 * p),
+    ),
+    "total variation": (total_variation, lambda p, q: np.abs(p - q).sum() / 2),
+}
+EVERY = pytest.mark.parametrize(("divergence", "formula"), DIVERGENCES.values(), ids=DIVERGENCES)
+
+
+def softmax(row, temperature=1.0):
+    powers = np.exp(row.detach().double().numpy() / temperature)
+    return powers / powers.sum()
+
+
+def by_formula(formula, student, teacher, labels=LABELS, temperature=1.0, shift=1):
+    values = [
+        formula(softmax(student[row], temperature), softmax(teacher[row], temperature)) * temperature**2
+        for _, row in oracle.pairs(student, labels, shift=shift)
+    ]
+    return sum(values), len(values)
+
+
+def dense(teacher=TEACHER, labels=LABELS):
+    return {"labels": labels, "teacher_logits": teacher}
+
+
+def top(teacher, k, labels=LABELS, temperature=1.0):
+    found = (teacher / temperature).log_softmax(-1).topk(k)
+    return {"labels": labels, "teacher_ids": found.indices, "teacher_log_probs": found.values}
+
+
+def gradient(loss, logits):
+    leaf = logits.clone().requires_grad_()
+    return torch.autograd.grad(loss(leaf), leaf)[0]
+
+
+# --- values and gradients --------------------------------------------------------------------------------------------
+
+
+@EVERY
+@pytest.mark.parametrize("temperature", [1.0, 3.0])
+@pytest.mark.parametrize("shift", [0, 1])
+def test_values_are_those_of_scipy(divergence, formula, temperature, shift):
+    total, _ = by_formula(formula, STUDENT, TEACHER, temperature=temperature, shift=shift)
+    loss = partial(distillation_loss, divergence=divergence, temperature=temperature, shift=shift)
+    assert loss(STUDENT, dense(), 5).item() == pytest.approx(total / 5, rel=1e-12)
+
+
+@EVERY
+@pytest.mark.parametrize("labels", [dense(), top(TEACHER, 3)], ids=["dense", "top"])
+@pytest.mark.parametrize("term", [distilled, weighted_sum((0.3, cross_entropy), (0.7, distilled))], ids=str)
+def test_gradients(divergence, formula, labels, term):
+    loss = partial(distillation_loss, labels=labels, divergence=divergence, temperature=2.0, term=term)
+    assert torch.autograd.gradcheck(lambda logits: loss(logits * 1), STUDENT.clone().requires_grad_())
+
+
+@EVERY
+def test_two_passes_give_the_same_gradient(divergence, formula):
+    """A term with weights of its own to learn cannot write the gradient in the forward pass."""
+    scale = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
+    two = partial(distillation_loss, labels=dense(), divergence=divergence, term=lambda divergence: scale * divergence)
+    one = partial(distillation_loss, labels=dense(), divergence=divergence)
+    torch.testing.assert_close(gradient(two, STUDENT), 2 * gradient(one, STUDENT), rtol=1e-12, atol=1e-15)
+    two(STUDENT).backward()
+    assert scale.grad.item() == pytest.approx(one(STUDENT).item(), rel=1e-12)
+
+
+@EVERY
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_precision(divergence, formula, dtype):
+    student, teacher = STUDENT.to(dtype), TEACHER.to(dtype)
+    total, items = by_formula(formula, student, teacher)
+    found = distillation_loss(student, dense(teacher), divergence=divergence)
+    assert found.dtype == torch.float32
+    assert found.item() == pytest.approx(total / items, abs=1e-6)
+    loss = partial(distillation_loss, labels=dense(teacher), divergence=divergence)
+    exact = gradient(partial(loss, labels=dense(teacher.double())), student.double())
+    rounded = exact.to(dtype).double()
+    assert oracle.error(gradient(loss, student), exact) <= oracle.error(rounded, exact) + 1e-6
+
+
+@EVERY
+def test_the_logits_may_be_overwritten(divergence, formula):
+    loss = partial(distillation_loss, labels=dense(), divergence=divergence)
+    logits = STUDENT.clone().requires_grad_()
+    own = logits * 1
+    loss(own, overwrite_logits=True).backward()
+    assert not own.numel()
+    torch.testing.assert_close(logits.grad, gradient(loss, STUDENT), rtol=0, atol=0)
+
+
+# --- limits ----------------------------------------------------------------------------------------------------------
+
+
+@EVERY
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 4.0])
+def test_nothing_where_student_and_teacher_agree(divergence, formula, temperature):
+    loss = partial(distillation_loss, divergence=divergence, temperature=temperature)
+    shifted = STUDENT + 5  # logits differ, probabilities do not
+    for labels in (dense(shifted), top(STUDENT, 3, temperature=temperature), top(STUDENT, V, temperature=temperature)):
+        assert abs(loss(STUDENT, labels).item()) < 1e-14
+        if divergence is not total_variation:  # whose slope jumps there
+            assert gradient(partial(loss, labels=labels), STUDENT).abs().max() < 1e-14
+
+
+@pytest.mark.parametrize(("beta", "scale", "limit"), [(1e-7, 1e-7, forward_kl), (1 - 1e-7, 1e-7, reverse_kl)])
+def test_the_ends_of_jensen_shannon(beta, scale, limit):
+    log_p, log_q = STUDENT[0].log_softmax(-1), TEACHER[0].log_softmax(-1)
+    torch.testing.assert_close(
+        jensen_shannon(log_p, log_q, beta=beta) / scale, limit(log_p, log_q), rtol=1e-5, atol=1e-7
+    )
+
+
+@pytest.mark.parametrize("beta", [0.0, 1.0, -1.0])
+def test_the_ends_themselves_have_names_of_their_own(beta):
+    with pytest.raises(ValueError, match="forward_kl and reverse_kl"):
+        jensen_shannon(STUDENT[0], TEACHER[0], beta=beta)
+
+
+def test_temperature_keeps_the_size_of_gradients():
+    """Hinton 2015: at a high temperature the gradient is that of half the squared distance of centred logits, by V."""
+    hot = gradient(partial(distillation_loss, labels=dense(), temperature=1e4), STUDENT)
+    difference = STUDENT - TEACHER
+    matched = (difference - difference.mean(-1, keepdim=True)) / V / 5
+    for _, row in oracle.pairs(STUDENT, LABELS, shift=1):
+        torch.testing.assert_close(hot[row], matched[row], rtol=1e-3, atol=1e-5)
+
+
+@EVERY
+def test_classes_that_the_teacher_rules_out(divergence, formula):
+    teacher = TEACHER.clone()
+    teacher[..., 2:4] = -torch.inf
+    loss = partial(distillation_loss, labels=dense(teacher), divergence=divergence)
+    if divergence is reverse_kl:
+        assert loss(STUDENT).item() == float("inf")
+        return
+    with np.errstate(divide="ignore"):
+        total, items = by_formula(formula, STUDENT, teacher)
+    assert loss(STUDENT).item() == pytest.approx(total / items, rel=1e-12)
+    assert torch.autograd.gradcheck(lambda logits: loss(logits * 1), STUDENT.clone().requires_grad_())
+
+
+@EVERY
+def test_classes_that_both_rule_out(divergence, formula):
+    student, teacher = STUDENT.clone(), TEACHER.clone()
+    student[..., 2] = teacher[..., 2] = -torch.inf
+    loss = partial(distillation_loss, labels=dense(teacher), divergence=divergence)
+    kept = [0, 1, 3, 4, 5, 6]
+    renamed = torch.where(LABELS > 2, LABELS - 1, LABELS).masked_fill(LABELS == 2, 0)
+    expected = partial(distillation_loss, labels=dense(teacher[..., kept], renamed), divergence=divergence)
+    assert loss(student).item() == pytest.approx(expected(student[..., kept]).item(), rel=1e-12)
+    found = gradient(loss, student)
+    assert not found[..., 2].any()
+    torch.testing.assert_close(found[..., kept], gradient(expected, student[..., kept]), rtol=1e-10, atol=1e-15)
+
+
+def test_a_plain_formula_breaks_on_what_is_ruled_out():
+    """What the two tests above are for: `0 * -inf`."""
+    log_q = TEACHER[0].masked_fill(torch.arange(V) == 2, -torch.inf).log_softmax(-1)
+    assert (log_q.exp() * (log_q - STUDENT[0].log_softmax(-1))).sum(-1).isnan().all()
+
+
+# --- which tokens, which classes, which teacher ----------------------------------------------------------------------
+
+
+def test_tokens_without_a_label_are_never_read():
+    student, teacher = STUDENT.clone(), TEACHER.clone()
+    read = torch.zeros(2, 5, dtype=torch.bool)
+    for _, row in oracle.pairs(student, LABELS, shift=1):
+        read[row] = True
+    student[~read], teacher[~read] = torch.nan, torch.inf
+    loss = partial(distillation_loss, labels=dense(teacher))
+    assert loss(student).item() == distillation_loss(STUDENT, dense()).item()
+    assert not gradient(loss, student)[~read].any()
+
+
+@pytest.mark.parametrize("labels", [dense(), top(TEACHER, 2)], ids=["dense", "top"])
+def test_no_label_at_all(labels):
+    logits = STUDENT.clone().requires_grad_()
+    loss = distillation_loss(logits, {**labels, "labels": torch.full_like(LABELS, N)}, 0)
+    loss.backward()
+    assert loss.item() == 0.0
+    assert not logits.grad.any()
+
+
+@EVERY
+@pytest.mark.parametrize("more", [-2, 3])
+def test_other_vocabularies_are_cut_and_not_padded(divergence, formula, more):
+    teacher = normal(2, 5, V + more, seed=2)
+    width = min(V, V + more)
+    labels = LABELS.clamp(max=width - 1)
+    total, items = by_formula(formula, STUDENT[..., :width], teacher[..., :width], labels)
+    loss = partial(distillation_loss, labels=dense(teacher, labels), divergence=divergence)
+    assert loss(STUDENT).item() == pytest.approx(total / items, rel=1e-12)
+    assert not gradient(loss, STUDENT)[..., width:].any()
+
+
+@EVERY
+def test_the_best_tokens_are_a_coarser_divergence(divergence, formula):
+    """All other classes are one: the value is that of the merged distributions, and grows to the whole with k."""
+
+    def merged(k):
+        def one(p, q):
+            best = np.argsort(-q)[:k]
+            both = [np.append(values[best], np.delete(values, best).sum()) for values in (p, q)]
+            return formula(*both)
+
+        return by_formula(one if k < V else formula, STUDENT, TEACHER)
+
+    found = [distillation_loss(STUDENT, top(TEACHER, k), divergence=divergence).item() for k in range(1, V + 1)]
+    for k, value in enumerate(found, 1):
+        total, items = merged(k)
+        assert value == pytest.approx(total / items, rel=1e-9)
+    assert found == sorted(found)
+    assert found[-1] == pytest.approx(distillation_loss(STUDENT, dense(), divergence=divergence).item(), rel=1e-12)
+
+
+@EVERY
+def test_a_certain_teacher_of_few_tokens(divergence, formula):
+    """Rounding leaves nothing of its other classes, in which the student always has something."""
+    labels = top(TEACHER.bfloat16() * 20, 2)
+    assert distillation_loss(STUDENT.float(), labels, divergence=divergence).isfinite()
+
+
+def test_a_longer_teacher_stands_at_the_right():
+    prompted = torch.cat([normal(2, 3, V, seed=5), TEACHER], 1)
+    assert distillation_loss(STUDENT, dense(prompted)).item() == distillation_loss(STUDENT, dense()).item()
+    student = torch.cat([normal(2, 2, V, seed=6), STUDENT], 1)
+    assert distillation_loss(student, dense()).item() == distillation_loss(STUDENT, dense()).item()
+
+
+REFUSED = {
+    "no teacher": ({"labels": LABELS}, {}, "needs one teacher, but none came"),
+    "two teachers": (dense() | top(TEACHER, 2), {}, "teacher_logits and teacher_ids came"),
+    "no log-probs": ({"labels": LABELS, "teacher_ids": LABELS[..., None]}, {}, "needs 'teacher_log_probs'"),
+    "shorter": (dense(TEACHER[:, 3:]), {}, "do not fit the student's logits"),
+    "other rows": (dense(TEACHER[:1]), {}, "do not fit the student's logits"),
+    "ids out of range": (top(TEACHER, 2) | {"teacher_ids": torch.full((2, 5, 2), V)}, {}, "label 7 is out of range"),
+    "ids as logits": (dense(LABELS[..., None]), {}, "expected logits"),
+    "cold": (dense(), {"temperature": 0.0}, "temperature must be positive"),
+    "nothing to read": ({"labels": LABELS}, {"teacher": torch.nn.Identity()}, "nothing to read"),
+    "a mean": (dense(), {"divergence": lambda p, q: (p - q).mean()}, "returned \\(\\) for"),
+}
+
+
+@pytest.mark.parametrize(("labels", "options", "message"), REFUSED.values(), ids=REFUSED)
+def test_refusals(labels, options, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        distillation_loss(STUDENT, labels, **options)
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("divergence", [forward_kl, jensen_shannon], ids=lambda divergence: divergence.__name__)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_memory_beside_the_logits(divergence, dtype):
+    tokens, width = 640, 50_000
+    logits = torch.zeros(1, tokens, width, dtype=dtype).requires_grad_()
+    labels = dense(torch.ones(1, tokens, width, dtype=dtype), torch.zeros(1, tokens, dtype=torch.int64))
+
+    def step():
+        return torch.autograd.grad(distillation_loss(logits, labels, divergence=divergence), logits)
+
+    assert peak_bytes(step).peak < 1.25 * logits.nbytes
+
+
+# --- models ----------------------------------------------------------------------------------------------------------
+
+ROWS = tiny.lm_rows(8)
+COLLATE = teacher_inputs(tiny.pad, shift=1)
+
+
+def frozen(**config):
+    return tiny.model("qwen2", seed=7, **config).eval()
+
+
+def by_hand(model, teacher, divergence=torch.nn.functional.kl_div):
+    """Three plain steps over all rows with torch's own divergence."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=oracle.LEARNING_RATE)
+    batch = tiny.pad(ROWS)
+    labels = batch.pop("labels")[:, 1:]
+    with torch.no_grad():
+        target = teacher(**batch).logits[:, :-1][labels != N].log_softmax(-1)
+    for _ in range(oracle.STEPS):
+        found = model(**batch).logits[:, :-1][labels != N].log_softmax(-1)
+        divergence(found, target, log_target=True, reduction="batchmean").backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return tiny.parameters(model)
+
+
+def trained(model, loss, accumulation):
+    return tiny.parameters_after(
+        tiny.trainer(
+            model,
+            ROWS,
+            loss,
+            collator=COLLATE,
+            num_train_epochs=oracle.STEPS,
+            per_device_train_batch_size=8 // accumulation,
+            gradient_accumulation_steps=accumulation,
+            learning_rate=oracle.LEARNING_RATE,
+        )
+    )
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_frozen_model_in_the_stock_trainer(accumulation, hidden):
+    model, teacher = tiny.model("llama"), frozen()
+    expected = by_hand(tiny.model("llama"), frozen())
+    options = {"teacher": hidden_states(teacher), "source": hidden_states(model)} if hidden else {"teacher": teacher}
+    found = trained(model, partial(distillation_loss, **options), accumulation)
+    before = tiny.parameters(tiny.model("llama"))
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-11, msg=name)
+    assert max((before[name] - value).abs().max() for name, value in expected.items()) > 1e-2
+
+
+def test_a_teacher_of_many_rows_is_asked_for_some_at_a_time(monkeypatch):
+    monkeypatch.setattr("lossfns._rows.CPU_CHUNK_BYTES", 3 * 8 * 8 * tiny.VOCAB)  # three rows a chunk
+    monkeypatch.setattr("lossfns._teacher._CHUNKS_AT_ONCE", 2)
+    model, teacher = tiny.model("llama"), frozen(vocab_size=tiny.VOCAB + 5)
+    batch = COLLATE(ROWS)
+    labels = batch.pop("labels")
+    batch.pop("shift_labels")
+    whole = distillation_loss(model(**batch), labels, teacher=teacher, divergence=reverse_kl)
+    with hidden_states(teacher) as source:
+        found = distillation_loss(model(**batch), labels, teacher=source, divergence=reverse_kl)
+    assert found.item() == pytest.approx(whole.item(), rel=1e-12)
+
+
+def test_a_teacher_in_training_mode_is_refused():
+    batch = COLLATE(ROWS)
+    with pytest.raises(ValueError, match=r"call teacher\.eval\(\)"):
+        distillation_loss(normal(8, 12, tiny.VOCAB), batch["labels"], teacher=frozen().train())
+
+
+def test_evaluation_and_copies():
+    loss = pickle.loads(pickle.dumps(partial(distillation_loss, teacher=frozen(), temperature=2.0)))
+    collate = pickle.loads(pickle.dumps(COLLATE))
+    trainer = tiny.trainer(tiny.model("llama"), loss=loss, collator=collate, eval_rows=ROWS[:6])
+    batch = collate(ROWS[:6])
+    labels, _ = batch.pop("labels"), batch.pop("shift_labels")
+    with torch.no_grad():
+        expected = loss(tiny.model("llama")(**batch), labels)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(expected.item(), abs=1e-6)
+
+
+def test_an_input_that_is_not_there():
+    with pytest.raises(ValueError, match="the teacher is to read"):
+        teacher_inputs(tiny.pad, shift=1, names=["pixel_values"])(ROWS)
+
+
+def test_labels_are_learned_beside_the_teacher_in_one_pass():
+    both = partial(distillation_loss, term=weighted_sum((0.25, cross_entropy), (0.75, distilled)))
+    expected = 0.25 * causal_lm_loss(STUDENT, LABELS) + 0.75 * distillation_loss(STUDENT, dense())
+    assert both(STUDENT, dense()).item() == pytest.approx(expected.item(), rel=1e-12)
