@@ -7,12 +7,22 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from . import evaluation, harness, losses, metrics
+from . import evaluation, harness, hidden, losses, metrics
 
 HERE = Path(__file__).resolve().parent
-SECTIONS = {"losses": losses.report, "evaluation": evaluation.report, "metrics": metrics.report}
+SECTIONS = {
+    "losses": losses.report,
+    "hidden": hidden.report,
+    "evaluation": evaluation.report,
+    "metrics": metrics.report,
+}
 # Speed depends on the allocator; what an evaluation keeps does not.
-ALLOCATORS_OF = {"losses": ("default", "kept"), "evaluation": ("default",), "metrics": ("default",)}
+ALLOCATORS_OF = {
+    "losses": ("default", "kept"),
+    "hidden": ("default", "kept"),
+    "evaluation": ("default",),
+    "metrics": ("default",),
+}
 
 
 def main(arguments: list[str] | None = None) -> Path:

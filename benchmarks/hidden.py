@@ -123,7 +123,13 @@ def cut_cross_entropy(batch: Batch) -> Tensor:
 
 
 def trl_chunked(batch: Batch) -> Tensor:
-    raise NotImplementedError("its chunked loss is a patch of a model's forward inside SFTTrainer: no function to call")
+    """The primitive of its trainers, in tiles of the vocabulary."""
+    from trl.kernels.chunked_logprob import ChunkedLogProbFunction
+
+    scored = (batch.targets != IGNORED).nonzero().flatten()
+    rows, targets = batch.hidden[0, scored], batch.targets[scored]
+    log_probs, *_ = ChunkedLogProbFunction.apply(rows, batch.head.weight, None, targets, 1.0, 8192, None, 1.0, ())
+    return -log_probs.mean()
 
 
 STOCK, OURS = "linear + ForCausalLMLoss", "from hidden states"
@@ -134,7 +140,7 @@ LOSSES = (
     Loss("F.linear_cross_entropy, chunked", partial(torch_linear, chunked=True), peer=True),
     Loss("torchtune LinearCrossEntropyLoss", torchtune_linear, peer=True),
     Loss("cut-cross-entropy", cut_cross_entropy, peer=True),
-    Loss("TRL, chunked", trl_chunked, peer=True),
+    Loss("TRL ChunkedLogProbFunction", trl_chunked, peer=True),
 )
 
 
@@ -192,7 +198,7 @@ def measure(dtype: str, share: str, sizes: Sizes, device: str, losses: Sequence[
             try:
                 rows.append(described(loss, batch, truth, device) | {"seconds": timed_once(loss, batch, device)})
             except Exception as error:  # whatever it is, it is what the table says of this peer
-                rows.append({"loss": loss.name, "reason": f"{type(error).__name__}: {error}".splitlines()[0][:160]})
+                rows.append({"loss": loss.name, "reason": " ".join(f"{type(error).__name__}: {error}".split())[:160]})
     case = {"dtype": dtype, "supervised": share, "tokens": sizes.tokens, "hidden_bytes": batch.hidden.nbytes}
     return [case | row for row in rows]
 

@@ -169,9 +169,9 @@ def keep_supervised_logits(collator: Collator) -> KeepSupervisedLogits:
     predicts the label at `i + 1`: losses and reducers keep `shift=1`, and the model's own loss and the Trainer's count
     stay what they were. Prompts that fill whole columns of the batch never reach the head.
 
-    The index is one for the whole batch, but two ways of splitting batches cut it as if it were rows. `dispatch_batches`
-    (accelerate's default for an IterableDataset) is refused here; DataParallel by the loss or reducer, whose logits are
-    then fewer than its labels.
+    The index is one for the whole batch, but two ways of splitting batches cut it as if it were rows.
+    `dispatch_batches` (accelerate's default for an IterableDataset) is refused here; DataParallel by the loss or
+    reducer, whose logits are then fewer than its labels.
 
     Args:
         collator: any data collator that returns integer `labels` `(B, S)`.
