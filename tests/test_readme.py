@@ -4,7 +4,12 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
+import lossfns
+import metrics
+import reducers
+from lossfns import collators
 from tests import tiny
 
 README = Path(__file__).resolve().parent.parent / "README.md"
@@ -17,6 +22,9 @@ def namespace():
     rows = tiny.lm_rows(6)
     return {
         "model": tiny.model("llama"),
+        "teacher": tiny.model("llama", seed=1).eval(),
+        "seq2seq_model": tiny.model("t5"),
+        "token_lengths": torch.ones(tiny.VOCAB, dtype=torch.int64),
         "args": tiny.arguments(max_steps=1, learning_rate=0.01),
         "train_dataset": rows,
         "eval_dataset": rows,
@@ -29,11 +37,20 @@ def test_python_blocks_run_in_order(namespace, capsys):
     assert len(blocks) >= 6
     for body in blocks:
         exec(compile(body, str(README), "exec"), namespace)
-    assert float(capsys.readouterr().out.split()[0]) > 1, "the first block prints a perplexity"
+        if body is blocks[0]:
+            assert float(capsys.readouterr().out.split()[-1]) > 1, "the first block prints a perplexity"
+
+
+def test_every_export_is_in_the_index():
+    text = README.read_text()
+    exports = {name for package in (lossfns, reducers, metrics, collators) for name in package.__all__}
+    assert {name for name in exports if not re.search(rf"\b{name}\b", text)} == set()
 
 
 def test_commands_exist():
     targets = set(re.findall(r"^([a-z-]+):", (README.parent / "Makefile").read_text(), re.MULTILINE))
-    named = {target for language, body in BLOCKS if language == "bash" for target in re.findall(r"make ([a-z-]+)", body)}
+    named = {
+        target for language, body in BLOCKS if language == "bash" for target in re.findall(r"make ([a-z-]+)", body)
+    }
     assert named, "the README shows its commands"
     assert named <= targets
