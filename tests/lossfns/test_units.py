@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from lossfns import causal_lm_loss, cross_entropy, masked_lm_loss, seq2seq_lm_loss, token_weighted
+from lossfns import causal_lm_loss, cross_entropy, hidden_states, masked_lm_loss, seq2seq_lm_loss, token_weighted
 from lossfns.collators import count_pairs, count_sequences, mask_first_label, mask_sequence_starts, with_extras
 from tests import tiny
 from tests.contract.probes import LossSpy, gradient
@@ -36,7 +36,26 @@ def test_accumulation_changes_nothing(name, window):
     torch.testing.assert_close(found, expected_gradient(case), rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", CASES.keys() - ADDITIVE.keys())
+@pytest.mark.parametrize("name", ["sequences", "token weights"])
+def test_data_parallel_changes_nothing(name):
+    """The dict of labels arrives whole; `shift_labels` goes to the replicas, whose models take and ignore it."""
+    case = ADDITIVE[name]
+    made = tiny.trainer(
+        case.model(), case.rows, case.loss, collator=case.collator, replicas=2, per_device_train_batch_size=4
+    )
+    torch.testing.assert_close(tiny.gradient_of(made), expected_gradient(case), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["sequences", "token weights", "unlikelihood"])
+def test_hidden_states_change_nothing(name):
+    case, model = ADDITIVE[name], ADDITIVE[name].model()
+    loss = partial(case.loss, source=hidden_states(model))
+    small = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
+    found = tiny.gradient_of(tiny.trainer(model, case.rows, loss, collator=case.collator, **small))
+    torch.testing.assert_close(found, expected_gradient(case), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", sorted(CASES.keys() - ADDITIVE.keys()))
 def test_a_contrast_is_right_in_one_batch(name):
     case = CASES[name]
     found = tiny.gradient_of(trainer(case))
