@@ -1,0 +1,1 @@
+"""Complete scripts to copy: `python -m lossfns.recipes list`."""
