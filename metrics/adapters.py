@@ -155,7 +155,8 @@ def to_evaluate(metric: Metric, *, kind: Kind) -> Any:
             return evaluate.MetricInfo(**text, features=datasets.Features(features))
 
         def _compute(self, predictions: Any, references: Any) -> dict[str, float]:
-            return metric(SimpleNamespace(predictions=np.array(predictions), label_ids=np.array(references)))
+            found = {kind: np.array(predictions)} if kind == "probabilities" else np.array(predictions)
+            return metric(SimpleNamespace(predictions=found, label_ids=np.array(references)))
 
     return Wrapped(keep_in_memory=True)
 

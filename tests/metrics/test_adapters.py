@@ -1,0 +1,177 @@
+"""Metrics of scikit-learn, evaluate and torchmetrics as ours, and ours as evaluate's."""
+
+import pickle
+from functools import partial
+
+import evaluate
+import numpy as np
+import pytest
+import torchmetrics
+from scipy import stats
+from sklearn.metrics import accuracy_score, average_precision_score, f1_score, log_loss, mean_absolute_error
+
+from metrics import (
+    bootstrap,
+    build,
+    by_group,
+    classification,
+    from_evaluate,
+    from_sklearn,
+    from_torchmetrics,
+    regression,
+    to_evaluate,
+)
+
+from .evaluations import cut, evaluation
+
+GENERATOR = np.random.default_rng(0)
+N = -100
+LABELS = GENERATOR.integers(0, 3, (10, 6))
+LABELS[GENERATOR.random(LABELS.shape) < 0.3] = N
+IDS = np.where(GENERATOR.random(LABELS.shape) < 0.6, np.maximum(LABELS, 0), GENERATOR.integers(0, 3, LABELS.shape))
+PROBABILITIES = GENERATOR.dirichlet(np.ones(3), LABELS.shape)
+THERE = LABELS != N
+SCRIPT = """
+import datasets
+import evaluate
+
+
+class Share(evaluate.Metric):
+    def _info(self):
+        features = datasets.Features({"predictions": datasets.Value("int32"), "references": datasets.Value("int32")})
+        return evaluate.MetricInfo(description="", citation="", inputs_description="", features=features)
+
+    def _compute(self, predictions, references, scale=1.0):
+        return {"share": scale * sum(p == r for p, r in zip(predictions, references)) / len(references)}
+"""
+
+
+def ragged(array):
+    """Batches whose rows differ in length, as `eval_do_concat_batches=False` keeps them."""
+    widths = zip(cut(array, (0, 3, 10)), (4, 6), strict=True)
+    return [part[:, :width] for part, width in widths]
+
+
+def flat(array):
+    return np.concatenate([part.reshape(-1, *array.shape[2:]) for part in ragged(array)])
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "share.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+METRICS = [
+    (partial(f1_score, average="macro"), "ids", IDS, lambda y, p: f1_score(y, p, average="macro")),
+    (accuracy_score, "ids", IDS, accuracy_score),
+    (log_loss, "probabilities", PROBABILITIES, log_loss),
+    (mean_absolute_error, "scores", PROBABILITIES[..., 0], mean_absolute_error),
+]
+
+
+@pytest.mark.parametrize(("function", "kind", "predictions", "expected"), METRICS)
+def test_functions_of_scikit_learn(function, kind, predictions, expected):
+    metric = from_sklearn(function, kind=kind, greater_is_better=None, name="score")
+    assert metric(evaluation(predictions, LABELS))["score"] == expected(LABELS[THERE], predictions[THERE])
+    lists = evaluation([{kind: part} for part in ragged(predictions)], ragged(LABELS))
+    there = flat(LABELS) != N
+    assert metric(lists)["score"] == expected(flat(LABELS)[there], flat(predictions)[there])
+    assert pickle.loads(pickle.dumps(metric))(lists) == metric(lists)
+
+
+def test_functions_are_named_and_directed():
+    metric = from_sklearn(partial(f1_score, average="macro"), kind="ids", greater_is_better=True)
+    assert metric.directions == {"f1_score": True}
+    with pytest.raises(ValueError, match="'<lambda>': say name="):
+        from_sklearn(lambda y, p: 0, kind="ids", greater_is_better=True)
+    with pytest.raises(ValueError, match="kind is one of ids, probabilities, scores"):
+        from_sklearn(f1_score, kind="logits", greater_is_better=True)
+
+
+def test_they_go_with_groups_and_intervals_and_refuse_to_stream():
+    metric = from_sklearn(accuracy_score, kind="ids", greater_is_better=True)
+    scores = build(bootstrap(metric, n=50), by_group(metric, np.arange(10) % 2))(evaluation(IDS, LABELS))
+    half = THERE[1::2]
+    assert scores["accuracy_score/1"] == accuracy_score(LABELS[1::2][half], IDS[1::2][half])
+    assert scores["accuracy_score_low"] < accuracy_score(LABELS[THERE], IDS[THERE]) < scores["accuracy_score_high"]
+    with pytest.raises(ValueError, match="nothing says that it adds up"):
+        metric(evaluation(IDS, LABELS), compute_result=False)
+
+
+@pytest.mark.parametrize("labels", [np.zeros((0, 3), np.int64), np.full((2, 3), N)])
+def test_without_labels_every_score_is_nan(labels, script):
+    ids = np.zeros_like(labels)
+    for metric in (
+        from_sklearn(accuracy_score, kind="ids", greater_is_better=True),
+        from_evaluate(script, kind="ids", directions={"share": True}),
+        from_torchmetrics(torchmetrics.classification.MulticlassAccuracy(3), kind="ids"),
+    ):
+        assert np.isnan(list(metric(evaluation(ids, labels)).values())).all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "predictions", "error", "message"),
+    [
+        ("ids", PROBABILITIES[..., 0], TypeError, "ids must be integers"),
+        ("scores", IDS, TypeError, "scores must be floats"),
+        ("probabilities", PROBABILITIES[..., 0], ValueError, "don't fit"),
+        ("ids", IDS[:, :3], ValueError, "don't fit"),
+        ("ids", {"other": IDS}, ValueError, "column 'ids'"),
+    ],
+)
+def test_what_is_of_another_kind_is_refused(kind, predictions, error, message):
+    with pytest.raises(error, match=message):
+        from_sklearn(accuracy_score, kind=kind, greater_is_better=True)(evaluation(predictions, LABELS))
+
+
+def test_scripts_of_evaluate(script):
+    share = accuracy_score(LABELS[THERE], IDS[THERE])
+    for module in (script, str(script), evaluate.load(str(script))):
+        metric = from_evaluate(module, kind="ids", directions={"share": True}, options={"scale": 2.0})
+        assert metric(evaluation(IDS, LABELS)) == {"share": 2 * share} == metric(evaluation(IDS, LABELS))
+
+
+def test_what_evaluate_would_download_or_cut_is_refused(script):
+    with pytest.raises(ValueError, match="never downloaded"):
+        from_evaluate("accuracy", kind="ids", directions={"accuracy": True})
+    cast = from_evaluate(script, kind="scores", directions={"share": True})
+    with pytest.raises(TypeError, match="would cut them to int32"):
+        cast(evaluation(PROBABILITIES[..., 0], LABELS))
+    with pytest.raises(ValueError, match="directions has only other"):
+        from_evaluate(script, kind="ids", directions={"other": True})(evaluation(IDS, LABELS))
+
+
+def test_objects_of_torchmetrics():
+    own = torchmetrics.classification.MulticlassF1Score(3, average="macro")
+    metric = from_torchmetrics(own, kind="ids", name="f1")
+    expected = f1_score(LABELS[THERE], IDS[THERE], average="macro")
+    for _ in range(2):
+        assert metric(evaluation(IDS, LABELS))["f1"] == pytest.approx(expected, rel=1e-6)
+    assert metric.directions == {"f1": True}
+    assert not own.update_called
+    error = from_torchmetrics(torchmetrics.MeanAbsoluteError(), kind="scores")
+    assert error.directions == {"MeanAbsoluteError": False}
+    by_class = torchmetrics.classification.MulticlassAveragePrecision(3, average=None)
+    with pytest.raises(RuntimeError, match="3 elements"):
+        from_torchmetrics(by_class, kind="probabilities")(evaluation(PROBABILITIES, LABELS))
+
+
+def test_ours_as_those_of_evaluate():
+    labels, ids, probabilities = LABELS[THERE], IDS[THERE], PROBABILITIES[THERE]
+    wrapped = to_evaluate(classification(3), kind="ids")
+    wrapped.add_batch(predictions=ids[:5], references=labels[:5])
+    wrapped.add_batch(predictions=ids[5:], references=labels[5:])
+    assert wrapped.compute()["accuracy"] == accuracy_score(labels, ids)
+    brier = to_evaluate(classification(3), kind="probabilities").compute(predictions=probabilities, references=labels)
+    assert brier["log_loss"] == pytest.approx(log_loss(labels, probabilities))
+    x, y = GENERATOR.random((2, 30))
+    scores = to_evaluate(regression(), kind="scores").compute(predictions=x, references=y)
+    assert scores["pearson"] == pytest.approx(stats.pearsonr(x, y).statistic)
+
+
+def test_one_class_and_constants():
+    ones = np.ones((2, 3), np.int64)
+    precision = from_sklearn(average_precision_score, kind="scores", greater_is_better=True)
+    assert precision(evaluation(np.full((2, 3), 0.5), ones))["average_precision_score"] == 1.0

@@ -1,0 +1,81 @@
+"""What the pictures show, read back from the figures."""
+
+import sys
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from sklearn.metrics import precision_score, recall_score
+
+from metrics import bootstrap, build, by_group, classification, plots, tuned_thresholds
+
+from .evaluations import evaluation
+
+GENERATOR = np.random.default_rng(0)
+
+
+def drawn(figure, tmp_path):
+    """The axes of a figure that can be written."""
+    assert isinstance(figure, Figure)
+    figure.savefig(tmp_path / "figure.png", dpi=40)
+    assert (tmp_path / "figure.png").stat().st_size > 1000
+    return figure.axes[0]
+
+
+def test_confusion_matrix(tmp_path):
+    axes = drawn(plots.confusion_matrix([[3, 1, 0], [0, 4, 0], [0, 0, 0]], ["a", "b", "c"]), tmp_path)
+    assert [text.get_text() for text in axes.texts] == ["3", "1", "0", "0", "4", "0", "0", "0", "0"]
+    assert axes.images[0].get_array().tolist() == [[0.75, 0.25, 0], [0, 1, 0], [0, 0, 0]]
+    with pytest.raises(ValueError, match=r"2 names came, and a matrix of shape \(3, 3\)"):
+        plots.confusion_matrix(np.zeros((3, 3)), ["a", "b"])
+
+
+def test_reliability_diagram(tmp_path):
+    confidence, right = GENERATOR.random(200), GENERATOR.random(200) < 0.6
+    bins = np.minimum(np.ceil(confidence * 5).astype(int) - 1, 4)
+    sums = {name: np.zeros((200, 5)) for name in ("bin_labels", "bin_confidence", "bin_correct")}
+    for name, values in zip(sums, (np.ones(200), confidence, right), strict=True):
+        sums[name][np.arange(200), bins] = values
+    axes = drawn(plots.reliability_diagram(sums), tmp_path)
+    gaps = [abs((confidence - right)[bins == place].sum()) / 200 for place in range(5)]
+    assert axes.get_title() == f"expected calibration error {sum(gaps):.3f}"
+    x, y = axes.lines[1].get_data()
+    assert y.tolist() == pytest.approx([right[bins == place].mean() for place in range(5)])
+    assert "nan" in drawn(plots.reliability_diagram({name: np.zeros((0, 5)) for name in sums}), tmp_path).get_title()
+    assert len(x) == 5
+
+
+def test_precision_recall_with_the_tuned_threshold(tmp_path):
+    labels = GENERATOR.integers(0, 2, (80, 1))
+    probabilities = np.clip(0.3 * labels + GENERATOR.random((80, 1)) * 0.7, 0, 1)
+    labels[:5] = -100
+    (threshold,) = tuned_thresholds(probabilities, labels)
+    axes = drawn(plots.precision_recall(probabilities[:, 0], labels[:, 0], threshold=threshold), tmp_path)
+    (recall,), (precision,) = axes.lines[1].get_data()
+    known = labels[5:, 0], probabilities[5:, 0] >= threshold
+    assert (recall, precision) == pytest.approx((recall_score(*known), precision_score(*known)))
+
+
+def test_group_bars_with_intervals(tmp_path):
+    labels, ids = GENERATOR.integers(0, 2, (2, 60))
+    groups = ["de", "en", "fr"] * 20
+    metric = build(by_group(classification(2), groups), by_group(bootstrap(classification(2), n=100), groups))
+    scores = metric(evaluation(ids, labels))
+    axes = drawn(plots.group_bars(scores, "accuracy"), tmp_path)
+    assert [bar.get_height() for bar in axes.patches] == [scores[f"accuracy/{name}"] for name in ("de", "en", "fr")]
+    segments = axes.collections[0].get_segments()
+    assert segments[1][:, 1].tolist() == pytest.approx([scores["accuracy_low/en"], scores["accuracy_high/en"]])
+    drawn(plots.group_bars({"f1/x": 0.5}, "f1"), tmp_path)
+    with pytest.raises(ValueError, match="no group has the score 'f2'"):
+        plots.group_bars(scores, "f2")
+
+
+def test_nothing_global_is_touched():
+    plots.confusion_matrix([[1]], ["a"])
+    assert "matplotlib.pyplot" not in sys.modules or not sys.modules["matplotlib.pyplot"].get_fignums()
+
+
+def test_without_the_library_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"pip install 'lossfns\[plots\]'"):
+        plots.confusion_matrix([[1]], ["a"])
