@@ -6,17 +6,14 @@ from functools import partial
 
 import numpy as np
 import pytest
-import torch
 from seqeval import scheme as schemes
 from seqeval.metrics import sequence_labeling, v1
 
 from benchmarks import assets
-from metrics import best_model_kwargs, build, entity_f1
-from reducers import argmax
+from metrics import best_model_kwargs, entity_f1
 from tests import tiny
 
 from .evaluations import evaluation, modes, sized
-from .test_trainer import MODES
 
 KEYS = ("entity_precision", "entity_recall", "entity_f1")
 PREFIXES = {"IOB1": "BI", "IOB2": "BI", "IOE1": "IE", "IOE2": "IE", "IOBES": "BIES", "BILOU": "BILU"}
@@ -200,39 +197,3 @@ def test_directions():
         "metric_for_best_model": "entity_f1/PER",
         "greater_is_better": True,
     }
-
-
-# --- in the Trainer ---------------------------------------------------------------------------------------------------
-
-TAGS = {0: "O", 1: "B-X", 2: "I-X"}
-ROWS = tiny.token_rows(10, seed=2)
-
-
-def evaluate(**options):
-    model = tiny.model("bert_token").eval()
-    metric = build(entity_f1(TAGS, scheme="IOB2", lenient=True), num_samples=len(ROWS))
-    reducer = partial(argmax, shift=0)
-    result = tiny.trainer(model, eval_rows=ROWS, reducer=reducer, metric=metric, **options).evaluate()
-    return [result[f"eval_{key}"] for key in (*KEYS, "entities")]
-
-
-@pytest.fixture(scope="module")
-def expected():
-    """A sample at a time, read by seqeval."""
-    model = tiny.model("bert_token").eval()
-    true, found = [], []
-    for row in ROWS:
-        with torch.no_grad():
-            ids = model(input_ids=row["input_ids"][None]).logits[0].argmax(-1)
-        pairs = [
-            (TAGS[int(label)], TAGS[int(place)]) for label, place in zip(row["labels"], ids, strict=True) if label >= 0
-        ]
-        true.append([label for label, _ in pairs])
-        found.append([place for _, place in pairs])
-    return list(sequence_labeling.precision_recall_fscore_support(true, found, average="micro"))
-
-
-@pytest.mark.parametrize("batch", [1, 3, 8])
-@pytest.mark.parametrize("mode", MODES)
-def test_the_trainer_gives_what_seqeval_gives(expected, mode, batch):
-    assert evaluate(per_device_eval_batch_size=batch, **MODES[mode]) == pytest.approx(expected, rel=1e-12)

@@ -1,0 +1,349 @@
+"""Every family of scores in the stock Trainer: each mode, batch size and number of processes against loops."""
+
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
+from sklearn.metrics import accuracy_score, jaccard_score, ndcg_score
+from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
+
+from lossfns import question_answering_loss
+from lossfns.collators import pack_spans
+from metrics import (
+    build,
+    classification,
+    entity_f1,
+    extractive_qa,
+    from_sklearn,
+    label_ranking,
+    labels_from,
+    language_modeling,
+    retrieval,
+    segmentation,
+    text_match,
+    transcription,
+)
+from reducers import (
+    answer_logits,
+    argmax,
+    combine,
+    generated,
+    label_rank,
+    sample_sums,
+    segmentation_counts,
+    spans,
+    text_lengths,
+)
+from tests import tiny
+
+from .test_trainer import MODES
+
+ROWS = 10
+WHOLE = {name: options for name, options in MODES.items() if name != "streaming"}
+GENERATOR = np.random.default_rng(0)
+TABLE = torch.from_numpy(GENERATOR.integers(1, 5, tiny.VOCAB))
+
+
+def alone(model, row, **inputs):
+    with torch.no_grad():
+        return model(input_ids=row["input_ids"][None], **inputs)
+
+
+def zero(outputs, labels, num_items_in_batch=None):
+    """A loss for models that have none."""
+    return 0 * outputs["logits"].sum()
+
+
+# --- the families: (Trainer's arguments) -> scores, and () -> what they must be ---------------------------------------
+
+LANGUAGE = tiny.lm_rows(ROWS, seed=3)
+
+
+def language(**options):
+    reducer = combine(
+        sums=partial(sample_sums, shift=1),
+        ranks=partial(label_rank, shift=1),
+        text=partial(text_lengths, shift=1, lengths={"bytes": TABLE}),
+        answer=partial(answer_logits, shift=1, token_ids=range(32)),
+    )
+    answers = labels_from(classification(32), "answers")
+    metric = build(language_modeling(), label_ranking((5,)), answer=answers, num_samples=ROWS)
+    return tiny.trainer(tiny.model("llama").eval(), eval_rows=LANGUAGE, reducer=reducer, metric=metric, **options)
+
+
+def expected_language():
+    model = tiny.model("llama").eval()
+    nll, ranks, size, answers = [], [], 0, []
+    for row in LANGUAGE:
+        pairs = list(zip(alone(model, row).logits[0], row["labels"][1:].tolist(), strict=False))
+        pairs = [(x, label) for x, label in pairs if label != tiny.IGNORED]
+        nll += [float(x.logsumexp(0) - x[label]) for x, label in pairs]
+        ranks += [int((x > x[label]).sum()) for x, label in pairs]
+        size += sum(int(TABLE[label]) for _, label in pairs)
+        answers += [(label, int(x[:32].argmax())) for x, label in pairs[:1] if label < 32]
+    return {
+        "bits_per_byte": math.fsum(nll) / math.log(2) / size,
+        "mrr": math.fsum(1 / (1 + rank) for rank in ranks) / len(ranks),
+        "hit_at_5": sum(rank < 5 for rank in ranks) / len(ranks),
+        "answer_accuracy": accuracy_score(*zip(*answers, strict=True)),
+    }
+
+
+QUESTIONS = [
+    row | {"start_positions": torch.tensor(2), "end_positions": torch.tensor(3)} for row in tiny.qa_rows(ROWS, seed=4)
+]
+TEXT = " ".join(f"w{place}" for place in range(40))
+OFFSETS = [(TEXT.index(word), TEXT.index(word) + len(word)) for word in TEXT.split()]
+EXAMPLES = [{"id": place, "context": TEXT, "answers": {"text": ["w1 w2", "w4"]}} for place in range(ROWS // 2)]
+
+
+def questions(**options):
+    features = [
+        {
+            "example_id": place // 2,
+            "offset_mapping": [None, None, *OFFSETS[: len(row["input_ids"]) - 2]],
+            "start_positions": int(row["start_positions"]),
+            "end_positions": int(row["end_positions"]),
+        }
+        for place, row in enumerate(QUESTIONS)
+    ]
+    return tiny.trainer(
+        tiny.model("bert_qa").eval(),
+        eval_rows=QUESTIONS,
+        reducer=partial(spans, max_length=4),
+        metric=extractive_qa(EXAMPLES, features),
+        **options,
+    )
+
+
+def expected_questions():
+    model, hits = tiny.model("bert_qa").eval(), 0
+    for place in range(ROWS // 2):
+        candidates = []
+        for row in QUESTIONS[2 * place : 2 * place + 2]:
+            out = alone(model, row)
+            start, end = out.start_logits[0], out.end_logits[0]
+            candidates += [
+                (float(start[a] + end[b]), TEXT[OFFSETS[a - 2][0] : OFFSETS[b - 2][1]])
+                for a in range(2, len(start))
+                for b in range(a, min(len(start), a + 4))
+            ]
+        hits += max(candidates)[1] in ("w1 w2", "w4")
+    return {"exact_match": hits / (ROWS // 2)}
+
+
+class Pixels(torch.nn.Module):
+    """A model of pixels, 2 x 2 of them a logit."""
+
+    def __init__(self):
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.layer = torch.nn.Conv2d(3, 4, 2, stride=2, dtype=torch.float64)
+
+    def forward(self, pixel_values, labels=None):
+        return {"logits": self.layer(pixel_values)}
+
+
+def pictures():
+    rows = tiny.image_rows(ROWS, seed=5)
+    labels = GENERATOR_OF_PIXELS.integers(0, 4, (ROWS, 8, 8))
+    labels[:, 0] = tiny.IGNORED
+    return [row | {"labels": torch.from_numpy(target)} for row, target in zip(rows, labels, strict=True)]
+
+
+GENERATOR_OF_PIXELS = np.random.default_rng(1)
+PICTURES = pictures()
+
+
+def pixels(**options):
+    reducer, metric = partial(segmentation_counts, num_classes=4), build(segmentation(4), num_samples=ROWS)
+    return tiny.trainer(
+        Pixels(), eval_rows=PICTURES, reducer=reducer, metric=metric, loss=zero, collator=stack, **options
+    )
+
+
+def stack(rows):
+    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+def expected_pixels():
+    with torch.no_grad():
+        logits = Pixels()(torch.stack([row["pixel_values"] for row in PICTURES]))["logits"]
+    large = torch.nn.functional.interpolate(logits, size=(8, 8), mode="bilinear", align_corners=False)
+    labels = torch.stack([row["labels"] for row in PICTURES])
+    there = labels != tiny.IGNORED
+    pair = labels[there].numpy(), large.argmax(1)[there].numpy()
+    return {"mean_iou": jaccard_score(*pair, average="macro"), "pixel_accuracy": accuracy_score(*pair)}
+
+
+RANKED = [
+    {"features": torch.from_numpy(GENERATOR.random((6, 3))), "labels": torch.from_numpy(GENERATOR.integers(0, 3, 6))}
+    for _ in range(ROWS)
+]
+
+
+class Ranker(torch.nn.Module):
+    """Scores of six candidates."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64))
+
+    def forward(self, features, labels=None):
+        return {"logits": features @ self.weight}
+
+
+def rankings(**options):
+    metric = build(retrieval((3,)), num_samples=ROWS)
+    return tiny.trainer(Ranker(), eval_rows=RANKED, metric=metric, loss=zero, collator=stack, **options)
+
+
+def expected_rankings():
+    labels = torch.stack([row["labels"] for row in RANKED]).numpy()
+    with torch.no_grad():
+        scores = Ranker()(torch.stack([row["features"] for row in RANKED]))["logits"].numpy()
+    there = (labels > 0).any(1)
+    return {"ndcg_at_3": ndcg_score(labels[there], scores[there], k=3), "queries": there.sum()}
+
+
+TOKENS = tiny.token_rows(ROWS, seed=6)
+
+
+def functions(**options):
+    metric = from_sklearn(partial(jaccard_score, average="macro"), kind="ids", greater_is_better=True)
+    reducer = partial(argmax, shift=0)
+    return tiny.trainer(tiny.model("bert_token").eval(), eval_rows=TOKENS, reducer=reducer, metric=metric, **options)
+
+
+def expected_functions():
+    model, pairs = tiny.model("bert_token").eval(), []
+    for row in TOKENS:
+        ids = alone(model, row).logits[0].argmax(-1).tolist()
+        pairs += [(label, place) for label, place in zip(row["labels"].tolist(), ids, strict=True) if label >= 0]
+    return {"jaccard_score": jaccard_score(*zip(*pairs, strict=True), average="macro")}
+
+
+TAGS = {0: "O", 1: "B-X", 2: "I-X"}
+
+
+def entities(**options):
+    metric = build(entity_f1(TAGS, scheme="IOB2", lenient=True), num_samples=ROWS)
+    reducer = partial(argmax, shift=0)
+    return tiny.trainer(tiny.model("bert_token").eval(), eval_rows=TOKENS, reducer=reducer, metric=metric, **options)
+
+
+def expected_entities():
+    model, pairs = tiny.model("bert_token").eval(), []
+    for row in TOKENS:
+        ids, labels = alone(model, row).logits[0].argmax(-1).tolist(), row["labels"].tolist()
+        pairs.append([(TAGS[label], TAGS[place]) for label, place in zip(labels, ids, strict=True) if label >= 0])
+    true, found = ([[pair[side] for pair in row] for row in pairs] for side in (0, 1))
+    *scores, count = precision_recall_fscore_support(true, found, average="micro")
+    return dict(zip(("entity_precision", "entity_recall", "entity_f1", "entities"), (*scores, count), strict=True))
+
+
+FAMILIES = {
+    "entities": (entities, expected_entities, MODES),
+    "language": (language, expected_language, MODES),
+    "questions": (questions, expected_questions, WHOLE),
+    "pixels": (pixels, expected_pixels, MODES),
+    "rankings": (rankings, expected_rankings, MODES),
+    "functions": (functions, expected_functions, WHOLE),
+}
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return {name: truth() for name, (_, truth, _) in FAMILIES.items()}
+
+
+@pytest.mark.parametrize("batch", [1, 3, 8])
+@pytest.mark.parametrize(
+    ("family", "mode"), [(family, mode) for family, (*_, supported) in FAMILIES.items() for mode in supported]
+)
+def test_every_mode_and_batch_size_equals_the_loop(expected, family, mode, batch):
+    make, _, _ = FAMILIES[family]
+    result = make(per_device_eval_batch_size=batch, **MODES[mode]).evaluate()
+    found = {key: result[f"eval_{key}"] for key in expected[family]}
+    assert found == pytest.approx(expected[family], rel=1e-12)
+    assert all(type(value) is float for value in found.values())
+
+
+@pytest.mark.parametrize("family", ["questions", "functions"])
+def test_what_needs_all_rows_refuses_to_stream(family):
+    with pytest.raises(ValueError, match="can't be computed step by step"):
+        FAMILIES[family][0](per_device_eval_batch_size=3, batch_eval_metrics=True).evaluate()
+
+
+def test_packed_positions_are_the_same_labels(expected):
+    packed = {"collator": pack_spans(tiny.pad), "label_names": ["labels"], "loss": question_answering_loss}
+    trainer = questions(**packed, per_device_eval_batch_size=3)
+    assert trainer.evaluate()["eval_exact_match"] == expected["questions"]["exact_match"]
+
+
+def two_ranks():
+    return {
+        f"{name} {mode}": make(per_device_eval_batch_size=3, **MODES[mode]).evaluate()
+        for name, (make, _, supported) in FAMILIES.items()
+        for mode in ("concatenated", "lists", "streaming")
+        if mode in supported
+    }
+
+
+def test_two_processes_equal_the_loop(expected):
+    for results in tiny.run_distributed(two_ranks):
+        for name, result in results.items():
+            truth = expected[name.split()[0]]
+            assert {key: result[f"eval_{key}"] for key in truth} == pytest.approx(truth, rel=1e-12), name
+
+
+# --- generation -------------------------------------------------------------------------------------------------------
+
+
+class Letters:
+    """A tokenizer: a word an id, special ids left out."""
+
+    def batch_decode(self, rows, skip_special_tokens=False):
+        return [" ".join(f"w{place}" for place in row if place > 2) for row in rows]
+
+
+def generating(**options):
+    return tiny.trainer(
+        tiny.model("t5").eval(),
+        eval_rows=tiny.lm_rows(6, seed=7, prompt=False),
+        reducer=generated,
+        metric=build(text_match(Letters()), transcription(Letters()), num_samples=6),
+        trainer_class=Seq2SeqTrainer,
+        collator=tiny.pad_seq2seq,
+        arguments_class=Seq2SeqTrainingArguments,
+        predict_with_generate=True,
+        generation_max_length=6,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("mode", MODES)
+def test_generated_texts_equal_the_loop(mode, batch):
+    trainer = generating(per_device_eval_batch_size=batch, **MODES[mode])
+    result = trainer.evaluate()
+    model, edits, words = tiny.model("t5").eval(), 0, 0
+    for row in tiny.lm_rows(6, seed=7, prompt=False):
+        ids = model.generate(input_ids=row["input_ids"][None], max_length=6)[0].tolist()
+        found, reference = [place for place in ids if place > 2], row["labels"].tolist()
+        edits, words = edits + distance(found, reference), words + len(reference)
+    assert result["eval_wer"] == pytest.approx(edits / words, rel=1e-12)
+
+
+def distance(left, right):
+    before = list(range(len(right) + 1))
+    for at, one in enumerate(left, 1):
+        row = [at]
+        for place, other in enumerate(right, 1):
+            row.append(min(before[place] + 1, row[-1] + 1, before[place - 1] + (one != other)))
+        before = row
+    return before[-1]
