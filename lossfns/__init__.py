@@ -44,10 +44,12 @@ from .terms import (
     weighted_sum,
     z_loss,
 )
+from .training import TrainingMetrics, watch
 from .weights import balanced_class_weights, balanced_pos_weight, class_counts, effective_number_weights, ldam_margins
 
 __all__ = [
     "Combined",
+    "TrainingMetrics",
     "add_losses",
     "asymmetric",
     "balanced_class_weights",
@@ -113,6 +115,7 @@ __all__ = [
     "total_variation",
     "triplet_loss",
     "unlikelihood",
+    "watch",
     "weighted_sum",
     "with_auxiliary",
     "z_loss",

@@ -39,8 +39,9 @@ def head_term_loss(hidden: Tensor, head: Head, rows: Rows, bound: BoundTerm, cou
     parameters = head.parameters()
     wants_gradient = torch.is_grad_enabled() and (hidden.requires_grad or bool(parameters))
     if not wants_gradient or torch.float16 in (hidden.dtype, head.autocast) or learns(bound, hidden):
-        measured = head_statistics(hidden, head, rows, bound.fields)
+        measured = head_statistics(hidden, head, rows, bound.measured)
         with autocast_off(hidden.device):
+            bound.note([measured], hidden, count)
             return divide(bound(measured), count)
     loss: Tensor = _HeadTermLoss.apply(hidden, head, rows, bound, count, *parameters)  # type: ignore[no-untyped-call]
     return loss
@@ -68,14 +69,18 @@ class _HeadTermLoss(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, head: Head, rows: Rows, bound: BoundTerm, count: Tensor, *parameters: nn.Parameter
     ) -> Tensor:
+        parts: list[dict[str, Tensor]] = []
         values: list[Tensor] = []
 
         def gradient(block: Block, here: slice) -> Tensor:
-            value, slopes = bound.slopes(block.measure(bound.fields), here, count)
+            measured = block.measure(bound.measured)
+            value, slopes = bound.slopes(measured, here, count)
+            parts.append(measured)
             values.append(value)
             return block.gradient(slopes)
 
         ctx.save_for_backward(*_sweep(hidden, head, rows, gradient, parameters, of_hidden=ctx.needs_input_grad[0]))
+        bound.note(parts, hidden, count)
         return divide(join(values, "values", hidden), count)
 
     @staticmethod

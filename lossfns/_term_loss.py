@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from ._autograd import autocast_off, hand_over, refuse_second_order, refuse_transforms, unhooked
+from ._notes import Notes, current_notes
 from ._rows import Rows, compute_dtype, write
 from .alignment import Alignment
 from .normalization import divide, share
 from .statistics import blocks, check_overwritable, empty, gradient_room, join, row_statistics
-from .terms import STATISTICS, Term, factors, name_of, parameters
+from .terms import STATISTICS, Term, factors, name_of, parameters, plain_name, summands
 
 
 @dataclass(frozen=True)
@@ -27,16 +28,26 @@ class BoundTerm:
         term: what is minimised.
         fields: statistics it asks for.
         given: labels and extras it asks for, `(n,)` each.
+        notes: what somebody who watches wants to know, or None.
     """
 
     term: Term
     fields: tuple[str, ...]
     given: Mapping[str, Tensor]
+    notes: Notes | None = None
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """The statistics to measure: what the term asks for, and what is watched beside it."""
+        return self.fields if self.notes is None else tuple(dict.fromkeys((*self.fields, *self.notes.fields)))
 
     def __call__(self, measured: Mapping[str, Tensor], here: slice = slice(None)) -> Tensor:
         """Values of the items `here`, of the statistics' length and dtype."""
-        like = next(iter(measured.values()))
-        values = self.term(**measured, **{name: tensor[here] for name, tensor in self.given.items()})
+        like = measured[self.fields[0]]
+        values = self.term(
+            **{name: measured[name] for name in self.fields},
+            **{name: tensor[here] for name, tensor in self.given.items()},
+        )
         if not isinstance(values, Tensor) or values.shape != like.shape:
             shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
             raise TypeError(
@@ -62,12 +73,23 @@ class BoundTerm:
     def slopes(self, measured: Mapping[str, Tensor], here: slice, count: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Values of a chunk and the derivative of their share of the loss by each statistic."""
         with torch.enable_grad(), unhooked():
-            leaves = {name: value.detach().requires_grad_() for name, value in measured.items()}
+            leaves = {name: measured[name].detach().requires_grad_() for name in self.fields}
             values = self(leaves, here)
             if not values.requires_grad:
                 return values, {}
             found = torch.autograd.grad(values, list(leaves.values()), share(values, count), allow_unused=True)
         return values.detach(), {name: slope for name, slope in zip(leaves, found, strict=True) if slope is not None}
+
+    @torch.no_grad()
+    def note(self, parts: Sequence[Mapping[str, Tensor]], logits: Tensor, count: Tensor) -> None:
+        """Leave what was measured of the items, in `parts`, to whoever watches."""
+        if self.notes is None:
+            return
+        joined = {name: join([part[name].detach() for part in parts], name, logits) for name in self.measured}
+        self.notes.measured = {name: joined[name] for name in self.notes.fields}
+        for summand in summands(self.term):
+            values = summand(**joined, **self.given)
+            self.notes.parts.append((plain_name(summand), divide(values, count)))
 
 
 def bind(
@@ -104,7 +126,7 @@ def bind(
     given = {name: pairs.gather(extras[name], name) for name in names if name in extras}
     if "labels" in names:
         given["labels"] = pairs.rows.classes
-    return BoundTerm(term, fields, given)
+    return BoundTerm(term, fields, given, current_notes())
 
 
 def learns(bound: BoundTerm, like: Tensor) -> bool:
@@ -129,8 +151,9 @@ def term_loss(logits: Tensor, rows: Rows, bound: BoundTerm, count: Tensor, *, ov
     if overwrite_logits:
         check_overwritable(logits)
     if not wants_gradient or logits.dtype == torch.float16 or learns(bound, logits):
-        measured = row_statistics(logits, rows, bound.fields, overwrite_logits=overwrite_logits)
+        measured = row_statistics(logits, rows, bound.measured, overwrite_logits=overwrite_logits)
         with autocast_off(logits.device):
+            bound.note([measured], logits, count)
             return divide(bound(measured), count)
     loss: Tensor = _TermLoss.apply(  # type: ignore[no-untyped-call]
         logits, rows, bound, count, logits.data if overwrite_logits else None
@@ -145,14 +168,17 @@ class _TermLoss(torch.autograd.Function):
     def forward(
         ctx: Any, logits: Tensor, rows: Rows, bound: BoundTerm, count: Tensor, storage: Tensor | None
     ) -> Tensor:
-        values, start = [], 0
+        parts, values, start = [], [], 0
         flat = gradient_room(logits, rows, storage)
         with autocast_off(logits.device):
             for block in blocks(logits if storage is None else storage, rows, flat):
                 here = slice(start, start := start + len(block.rows))
-                value, slopes = bound.slopes(block.measure(bound.fields), here, count)
+                measured = block.measure(bound.measured)
+                value, slopes = bound.slopes(measured, here, count)
                 write(flat, block.rows, block.gradient(slopes))
+                parts.append(measured)
                 values.append(value)
+            bound.note(parts, logits, count)
         ctx.save_for_backward(flat.view(logits.shape))
         ctx.overwritten, ctx.spent = storage is not None, False
         return divide(join(values, "values", logits), count)

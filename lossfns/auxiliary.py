@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,24 +17,29 @@ from .terms import name_of, weighted_sum
 Loss = Callable[..., Tensor]
 
 
+@dataclass(frozen=True)
+class Call:
+    """One loss to call: the names of the parts that it computes, and its weight in the sum."""
+
+    names: tuple[str, ...]
+    weight: float
+    loss: Loss
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class AddedLosses:
     """A weighted sum of losses, itself a loss. Built by `add_losses`.
 
     Attributes:
         parts: name, weight and loss of each.
-        calls: weight and loss of what is called: parts that differ in their terms alone are one.
+        calls: what is called: parts that differ in their terms alone are one.
     """
 
     parts: tuple[tuple[str, float, Loss], ...]
-    calls: tuple[tuple[float, Loss], ...]
+    calls: tuple[Call, ...]
 
     def __call__(self, outputs: Outputs, labels: Labels, num_items_in_batch: NumItems = None) -> Tensor:
-        (weight, first), *others = self.calls
-        total = weight * first(outputs, labels, num_items_in_batch)
-        for weight, loss in others:
-            total = total + weight * loss(outputs, labels, num_items_in_batch)
-        return total
+        return added(self.calls, [call.loss(outputs, labels, num_items_in_batch) for call in self.calls])
 
     def __repr__(self) -> str:
         return f"add_losses({', '.join(f'{name}={weight:g} * {name_of(loss)}' for name, weight, loss in self.parts)})"
@@ -67,31 +72,40 @@ def add_losses(parts: Mapping[str, tuple[float, Loss]]) -> AddedLosses:
     for name, part in parts.items():
         if not (isinstance(part, tuple) and len(part) == 2 and isinstance(part[0], (int, float)) and callable(part[1])):
             raise TypeError(f"part '{name}' must be (weight, loss), as in (0.5, causal_lm_loss), got {part!r}")
-    calls = _merged([(float(weight), loss) for weight, loss in parts.values()])
-    for _, loss in calls[:-1]:
-        if _options(loss).get("overwrite_logits"):
+    calls = _merged([Call((name,), float(weight), loss) for name, (weight, loss) in parts.items()])
+    for call in calls[:-1]:
+        if _options(call.loss).get("overwrite_logits"):
             raise ValueError(
-                f"{name_of(loss)} has overwrite_logits=True, but another part reads the logits after it: they would be "
-                "gone. Only the last part may overwrite them"
+                f"{name_of(call.loss)} has overwrite_logits=True, but another part reads the logits after it: they "
+                "would be gone. Only the last part may overwrite them"
             )
     return AddedLosses(tuple((name, float(weight), loss) for name, (weight, loss) in parts.items()), tuple(calls))
 
 
-def _merged(parts: list[tuple[float, Loss]]) -> list[tuple[float, Loss]]:
+def added(calls: Sequence[Call], values: Sequence[Tensor]) -> Tensor:
+    """The weighted sum of what the calls gave, a tensor of its own."""
+    total = calls[0].weight * values[0]
+    for call, value in zip(calls[1:], values[1:], strict=True):
+        total = total + call.weight * value
+    return total
+
+
+def _merged(parts: list[Call]) -> list[Call]:
     """Join the parts that differ in their terms alone, at the place of the last of them."""
-    groups: list[list[tuple[float, Loss]]] = []
+    groups: list[list[Call]] = []
     for part in parts:
-        same = next((group for group in groups if _alike(group[0][1], part[1])), None)
+        same = next((group for group in groups if _alike(group[0].loss, part.loss)), None)
         if same is not None:
             groups.remove(same)
         groups.append([*(same or []), part])
     return [group[0] if len(group) == 1 else _joined(group) for group in groups]
 
 
-def _joined(group: list[tuple[float, Loss]]) -> tuple[float, Loss]:
-    loss = group[0][1]
-    term = weighted_sum(*((weight, _options(part)["term"]) for weight, part in group))
-    return 1.0, partial(_function(loss), **{**_options(loss), "term": term})
+def _joined(group: list[Call]) -> Call:
+    loss = group[0].loss
+    term = weighted_sum(*((part.weight, _options(part.loss)["term"]) for part in group))
+    names = tuple(name for part in group for name in part.names)
+    return Call(names, 1.0, partial(_function(loss), **{**_options(loss), "term": term}))
 
 
 def _alike(left: Loss, right: Loss) -> bool:

@@ -7,6 +7,8 @@ from collections.abc import Container
 import torch
 from torch import Tensor
 
+from ._notes import current_notes
+
 NumItems = Tensor | int | float | None
 
 # What the Trainer may be made to count, and the extra tensor by which a loss sees that it was.
@@ -36,7 +38,11 @@ def item_count(num_items_in_batch: NumItems, own: int | Tensor, device: torch.de
     count = own if num_items_in_batch is None else num_items_in_batch
     if isinstance(count, bool) or not isinstance(count, (int, float, Tensor)):
         raise TypeError(f"num_items_in_batch must be None, a number or a tensor, not {type(count).__name__}")
-    return torch.as_tensor(count, dtype=accumulator_dtype(device), device=device).sum().clamp(min=1)
+    total = torch.as_tensor(count, dtype=accumulator_dtype(device), device=device).sum().clamp(min=1)
+    notes = current_notes()
+    if notes is not None:
+        notes.share = own / total
+    return total
 
 
 def by_weights(normalize: str, *units: str) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from operator import mul
 from typing import Any
@@ -414,6 +414,21 @@ def class_table(values: ClassValues, name: str, *, smallest: float = -math.inf) 
         at_least = "" if smallest == -math.inf else f" >= {smallest:g}"
         raise ValueError(f"{name} must be one finite number{at_least} a class, shape (C,), got {values!r}")
     return table
+
+
+def summands(term: Term) -> tuple[Combined, ...]:
+    """The terms that a sum is made of, without their weights, each under the factors of the sum; none of another."""
+    if not isinstance(term, Combined):
+        return ()
+    inner = term.terms if len(term.terms) > 1 else summands(term.terms[0])
+    return tuple(replace(term, terms=(part,), weights=(1.0,)) for part in inner)
+
+
+def plain_name(term: Term) -> str:
+    """The name of the function behind a term, without its options and factors."""
+    if isinstance(term, Combined) and len(term.terms) == 1:
+        return plain_name(term.terms[0])
+    return plain_name(term.func) if isinstance(term, partial) else name_of(term)
 
 
 def factors(term: Term) -> tuple[Term, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lossfns._columns import fields_of, item_columns
 from lossfns.alignment import Selector
 from lossfns.hidden import HiddenStates
 from lossfns.normalization import accumulator_dtype
@@ -57,13 +58,8 @@ def sample_sums(
     if any(k < 1 for k in best):
         raise ValueError(f"top_k must be at least 1, got {top_k}")
     opened, pairs = pair(logits, labels, shift, select, source, scorer="sample_sums")
-    fields = ("log_prob", "rank", *(("entropy",) if entropy else ()))
-    measured = opened.statistics(pairs.rows, fields)
-    sound = ~measured["log_prob"].isnan()
-    items = {"nll": -measured["log_prob"], "tokens": torch.ones_like(measured["log_prob"])}
-    places = {"correct": 1} | {f"correct_top_{k}": k for k in best}
-    items |= {name: (measured["rank"] < k) & sound for name, k in places.items()}
-    items |= {"entropy": measured["entropy"]} if entropy else {}
+    columns = ("nll", "tokens", "correct", *(f"correct_top_{k}" for k in best), *(("entropy",) if entropy else ()))
+    items = item_columns(opened.statistics(pairs.rows, fields_of(columns)), columns)
     dtype = accumulator_dtype(opened.like.device)
     table = pairs.shape[0], pairs.shape[1:].numel()
     sums = {name: pairs.scatter(values.to(dtype)).reshape(table).sum(-1) for name, values in items.items()}

@@ -93,6 +93,11 @@ LOSSES = [
         ),
         {"task": "causal_lm"},
     ),
+    Entry(
+        "watch",
+        lossfns.watch(lossfns.causal_lm_loss, lossfns.TrainingMetrics(), token_accuracy="correct"),
+        {"task": "causal_lm"},
+    ),
 ]
 
 # --- terms -----------------------------------------------------------------------------------------------------------
@@ -268,6 +273,7 @@ NOT_CALLED_BY_THE_TRAINER = {
     "best_model_kwargs": "looks a direction up",
     "tuned_thresholds": "prepares an option",
     "compare": "takes two evaluations",
+    "TrainingMetrics": "sums of what was trained on",
 }
 # Called by the Trainer, and made for outputs or batches that are none of the tasks of the rules.
 OTHER_OUTPUTS = {

@@ -1,0 +1,199 @@
+"""What training logs beside the loss, measured in the same pass over the logits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._columns import fields_of, item_columns
+from ._notes import Notes, taking
+from .alignment import Labels, Outputs
+from .auxiliary import AddedLosses, Call, Loss, added
+from .normalization import NumItems, accumulator_dtype
+from .terms import name_of
+
+# What the Trainer writes into the same line, and the beginnings by which reporters tell evaluations apart.
+RESERVED = ("loss", "grad_norm", "learning_rate", "epoch", "step", "num_input_tokens_seen")
+RESERVED_PREFIXES = ("train_", "eval_", "test_")
+
+
+class TrainingMetrics:
+    """Sums over what was trained on since the last line of the log, which carries their means.
+
+    Give `watch(loss, metrics, ...)` to the Trainer as `compute_loss_func`, then attach. The means stand in the printed
+    line, in what the reporters get and in `trainer.state.log_history`; they are over all items of all micro-batches and
+    processes. Nothing waits for the device until a line is due. A training begins with empty sums, and evaluations
+    leave them alone.
+
+    Example:
+        >>> from lossfns import causal_lm_loss
+        >>> metrics = TrainingMetrics()
+        >>> loss = watch(causal_lm_loss, metrics, token_accuracy="correct")
+        >>> _ = loss(torch.zeros(1, 2, 4), torch.tensor([[0, 0]]))
+        >>> metrics.means()
+        {'token_accuracy': 1.0}
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+
+    def attach(self, trainer: Any) -> None:
+        """Let the lines that `trainer` logs while it trains carry the means.
+
+        Args:
+            trainer: a `transformers.Trainer`.
+
+        Raises:
+            ValueError: its loss does not fill these metrics.
+        """
+        from ._callback import TrainingLog
+
+        loss = trainer.compute_loss_func
+        if not isinstance(loss, WatchedLoss) or loss.metrics is not self:
+            raise ValueError(
+                f"nothing fills these metrics: the Trainer's compute_loss_func is {loss!r}. Give it "
+                "watch(loss, metrics, ...), with the same metrics"
+            )
+        trainer.add_callback(TrainingLog(self, trainer.accelerator))
+        # First, so that the callbacks that print and report find the means in the line.
+        callbacks = trainer.callback_handler.callbacks
+        callbacks.insert(0, callbacks.pop())
+
+    def add(self, name: str, total: Tensor, weight: Tensor) -> None:
+        """Add a sum and the weight to divide it by, both 0-d and on one device, to those under `name`."""
+        dtype = accumulator_dtype(weight.device)
+        pair = torch.stack([total.to(weight.device, dtype), weight.to(dtype)])
+        self._sums[name] = self._sums[name] + pair if name in self._sums else pair
+
+    def means(self, accelerator: Any = None) -> dict[str, float]:
+        """The mean under each name since the last call, NaN where nothing was scored; the sums are empty afterwards.
+
+        Args:
+            accelerator: adds up the sums of all processes, each of which has to call; None: those of this one.
+        """
+        names, sums = list(self._sums), self._sums
+        self.reset()
+        if not names:
+            return {}
+        table = torch.stack([sums[name] for name in names])
+        if accelerator is not None:
+            table = accelerator.reduce(table, reduction="sum")
+        return dict(zip(names, (table[:, 0] / table[:, 1]).tolist(), strict=True))
+
+    def reset(self) -> None:
+        """Empty the sums."""
+        self._sums = {}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class WatchedLoss:
+    """A loss that fills metrics whenever it is trained with. Built by `watch`.
+
+    Attributes:
+        loss: what is minimised.
+        metrics: what is filled.
+        columns: pairs of a name in the log and a column.
+    """
+
+    loss: Loss
+    metrics: TrainingMetrics
+    columns: tuple[tuple[str, str], ...]
+
+    def __call__(self, outputs: Outputs, labels: Labels, num_items_in_batch: NumItems = None) -> Tensor:
+        if not torch.is_grad_enabled():  # an evaluation
+            return self.loss(outputs, labels, num_items_in_batch)
+        calls = self.loss.calls if isinstance(self.loss, AddedLosses) else (Call((), 1.0, self.loss),)
+        fields = fields_of(column for _, column in self.columns) if self.columns else ()
+        values: list[Tensor] = []
+        taken: list[Notes] = []
+        for call in calls:
+            notes = Notes(() if any(other.measured for other in taken) else fields)
+            with taking(notes):
+                values.append(call.loss(outputs, labels, num_items_in_batch))
+            taken.append(notes)
+        self._add_parts(calls, values, taken)
+        if self.columns:
+            self._add_columns(taken)
+        return added(calls, values)
+
+    def _add_parts(self, calls: Sequence[Call], values: Sequence[Tensor], taken: Sequence[Notes]) -> None:
+        shares = [notes.share for notes in taken if notes.share is not None]
+        for call, value, notes in zip(calls, values, taken, strict=True):
+            names, parts = call.names, [part for _, part in notes.parts]
+            if len(names) == 1:
+                parts = [value.detach()]
+            elif not names:
+                names = tuple(name for name, _ in notes.parts)
+            if not names:
+                continue
+            if not shares:
+                raise ValueError(
+                    f"{name_of(self.loss)} divides by a count of its own, so that its parts cannot be averaged over "
+                    "batches: let at least one part be a loss of this package"
+                )
+            _check_names([*(name for name, _ in self.columns), *names])
+            for name, part in zip(names, parts, strict=True):
+                self.metrics.add(name, part, notes.share if notes.share is not None else shares[0])
+
+    def _add_columns(self, taken: Sequence[Notes]) -> None:
+        measured = next((notes.measured for notes in taken if notes.measured), None)
+        if measured is None:
+            raise ValueError(
+                f"{name_of(self.loss)} does not measure class probabilities of single labels, so that "
+                f"{', '.join(column for _, column in self.columns)} cannot be watched: watch its parts alone, "
+                "watch(loss, metrics)"
+            )
+        items = next(iter(measured.values()))
+        number = torch.tensor(float(items.numel()), device=items.device)
+        made = item_columns(measured, (column for _, column in self.columns))
+        for name, column in self.columns:
+            self.metrics.add(name, made[column].sum(dtype=accumulator_dtype(items.device)), number)
+
+    def __repr__(self) -> str:
+        shown = "".join(f", {name}={column!r}" for name, column in self.columns)
+        return f"watch({name_of(self.loss)}{shown})"
+
+
+def watch(loss: Loss, metrics: TrainingMetrics, /, **columns: str) -> WatchedLoss:
+    """The same loss, which also fills `metrics` while it trains: no further pass over the logits.
+
+    The parts of `weighted_sum` (under the names of their functions) and of `add_losses` (under their own) are logged
+    without being asked for: without their weights, divided as the loss is, so that weights times parts add up to it.
+
+    Args:
+        loss: a loss of this package, bound with its options.
+        metrics: what is filled.
+        **columns: by name in the log, which mean over the scored items: "nll" and "entropy" (nats), "correct",
+            "correct_top_{k}" (fractions), as `reducers.sample_sums` counts them.
+
+    Returns:
+        A loss; picklable if `loss` is.
+
+    Raises:
+        ValueError: no such column, or a name that the Trainer uses; in the call: the loss measures no such thing, or
+            two parts have one name.
+
+    Example:
+        >>> from functools import partial
+        >>> from lossfns import causal_lm_loss
+        >>> watch(causal_lm_loss, TrainingMetrics(), token_accuracy="correct", top_5_accuracy="correct_top_5")
+        watch(causal_lm_loss, token_accuracy='correct', top_5_accuracy='correct_top_5')
+    """
+    fields_of(columns.values())
+    _check_names(list(columns))
+    return WatchedLoss(loss, metrics, tuple(columns.items()))
+
+
+def _check_names(names: Sequence[str]) -> None:
+    for place, name in enumerate(names):
+        if name in RESERVED or name.startswith(RESERVED_PREFIXES):
+            raise ValueError(f"the Trainer writes '{name}' into its log itself, or reporters file it elsewhere: rename")
+        if name in names[:place]:
+            raise ValueError(
+                f"two values would be logged as '{name}'. Rename a column, or name the parts by "
+                'add_losses({"a": (1.0, partial(loss, term=...)), ...}), which is one pass too'
+            )
