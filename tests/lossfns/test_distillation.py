@@ -23,6 +23,7 @@ from lossfns import (
     weighted_sum,
 )
 from lossfns.collators import teacher_inputs
+from lossfns.testing import loss_rules
 from tests import oracle, tiny
 
 N = oracle.IGNORED
@@ -130,6 +131,21 @@ def test_the_logits_may_be_overwritten(divergence, formula):
     loss(own, overwrite_logits=True).backward()
     assert not own.numel()
     torch.testing.assert_close(logits.grad, gradient(loss, STUDENT), rtol=0, atol=0)
+
+
+def taught(outputs, labels, num_items_in_batch=None, **options):
+    """Distillation from a teacher who knows two ids for each label."""
+    following = torch.nn.functional.pad(labels[:, 1:], (0, 1)).clamp(min=0)
+    ids = torch.stack([following, (following + 1) % V], -1)
+    log_probs = torch.tensor([0.6, 0.3], dtype=torch.float64).log().expand_as(ids)
+    targets = {"labels": labels, "teacher_ids": ids, "teacher_log_probs": log_probs}
+    return distillation_loss(outputs, targets, num_items_in_batch, **options)
+
+
+@pytest.mark.parametrize("divergence", [forward_kl, reverse_kl, jensen_shannon, total_variation])
+@pytest.mark.parametrize("rule", loss_rules("causal_lm"), ids=lambda rule: rule.name)
+def test_the_rules_of_every_loss(rule, divergence):
+    rule(partial(taught, divergence=divergence))
 
 
 # --- limits ----------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from lossfns import focal, multi_token_loss
+from lossfns.testing import loss_rules
 from tests import oracle, tiny
 
 N = oracle.IGNORED
@@ -60,6 +61,11 @@ def test_gradients():
 def test_the_logits_may_be_overwritten():
     overwriting = partial(multi_token_loss, overwrite_logits=True)
     assert all(map(torch.equal, gradients(overwriting), gradients(multi_token_loss)))
+
+
+@pytest.mark.parametrize("rule", loss_rules("causal_lm"), ids=lambda rule: rule.name)
+def test_the_rules_of_every_loss(rule):
+    rule(partial(multi_token_loss, heads=("logits",), weights=(1.0,)))
 
 
 def test_rows_too_short_to_look_ahead():
