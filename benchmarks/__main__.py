@@ -7,7 +7,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from . import evaluation, harness, hidden, losses, metrics
+from . import evaluation, harness, hidden, losses, metrics, metrics_tasks
 
 HERE = Path(__file__).resolve().parent
 SECTIONS = {
@@ -15,6 +15,7 @@ SECTIONS = {
     "hidden": hidden.report,
     "evaluation": evaluation.report,
     "metrics": metrics.report,
+    "metrics_tasks": metrics_tasks.report,
 }
 # Speed depends on the allocator; what an evaluation keeps does not.
 ALLOCATORS_OF = {
@@ -22,6 +23,7 @@ ALLOCATORS_OF = {
     "hidden": ("default", "kept"),
     "evaluation": ("default",),
     "metrics": ("default",),
+    "metrics_tasks": ("default",),
 }
 
 

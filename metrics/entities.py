@@ -131,9 +131,9 @@ def entity_counts(predictions: Any, labels: Any, *, tags: Tags, scheme: str | No
     read = partial(entities, tags=tags) if scheme is None else partial(strict_entities, tags=tags, scheme=scheme)
     predicted_ids(ids, labels, len(tags.prefixes) - 1)  # for its checks
     true, found = (read(_joined(table, active, tags)) for table in (labels, ids))
-    kinds = {"actual": true, "predicted": found, "right": _common(true, found, active.size + len(active))}
+    kinds = {"actual": true, "predicted": found, "right": _common(true, found)}
     table = len(labels), len(tags.names)
-    sample = np.repeat(np.arange(len(labels)) * table[1], lengths + 1)
+    sample = np.repeat(np.arange(len(labels), dtype=np.int32) * np.int32(table[1]), lengths + 1)
     columns: Columns = {"tokens": lengths}
     for kind, spans in kinds.items():
         cells = sample[spans.starts] + spans.types
@@ -194,7 +194,7 @@ def strict_entities(ids: Array, *, tags: Tags, scheme: str) -> Entities:
     pair = _pairs(ids, tags)
     # A run is a token that goes on in nothing, and all that follow which do. Its first opening begins its only entity.
     bounds = ~goes_on[pair]
-    runs, run_of = np.flatnonzero(bounds), np.cumsum(bounds)
+    runs, run_of = np.flatnonzero(bounds), np.cumsum(bounds, dtype=np.int32)
     starts = np.flatnonzero(opens[pair])
     run = run_of[starts]
     first = np.append(True, run[1:] != run[:-1])[: len(run)]
@@ -216,10 +216,13 @@ def _pairs(ids: Array, tags: Tags) -> Array:
     return pair
 
 
-def _common(left: Entities, right: Entities, length: int) -> Entities:
-    end, kind = np.zeros(length, np.int64), np.zeros(length, np.int64)
-    end[right.starts], kind[right.starts] = right.ends, right.types
-    same = (end[left.starts] == left.ends) & (kind[left.starts] == left.types)
+def _common(left: Entities, right: Entities) -> Entities:
+    """Return the entities of `left` that are among those of `right`."""
+    place = np.searchsorted(right.starts, left.starts)
+    place[place == len(right.starts)] = -1
+    same = np.ones(len(place), bool)
+    for own, others in zip(left, right, strict=True):
+        same &= own == others[place] if len(others) else False
     return Entities(*(part[same] for part in left))
 
 
