@@ -55,11 +55,11 @@ def with_extras(collator: Collator, names: Iterable[str], *, shift: int | None =
     Args:
         collator: any data collator that returns `labels` and pads the rows of a batch on one side; it does not see the
             extra columns. An extra that the collator itself returns is moved into the dict.
-        names: the extra columns: a number a row, or one for each of the row's labels.
+        names: the extra columns: a number a row, or one or several (`teacher_ids`) for each of the row's labels.
         shift: 1 for causal models, 0 for all others; no default for labels `(B, S)`.
 
     Returns:
-        A picklable collator. Extras are `(B,)` or `(B, S)`, 0 where labels are padding; float32, or int64 for
+        A picklable collator. Extras are `(B,)` or `(B, S, ...)`, 0 where labels are padding; float32, or int64 for
         integers and bool.
 
     Raises:
@@ -242,13 +242,13 @@ def _shifted(labels: Tensor, shift: int | None) -> Tensor:
 
 
 def _like_labels(column: Sequence[Any], name: str, rows: Sequence[Any], batch: Batch) -> Tensor:
-    """An extra column as one tensor: `(B,)`, or `(B, S)` with each value at the place of its label."""
+    """An extra column as one tensor: `(B,)`, or `(B, S, ...)` with each value at the place of its label."""
     values = [torch.as_tensor(value) for value in column]
-    dimensions = {value.ndim for value in values}
-    if dimensions == {0}:
+    shapes = {value.shape[1:] if value.ndim else None for value in values}
+    if shapes == {None}:
         return _safe(torch.stack(values))
     ids, _ = split_labels(batch.get("labels"))
-    if dimensions != {1} or ids.ndim != 2:
+    if len(shapes) != 1 or ids.ndim != 2:
         raise ValueError(f"the extra '{name}' must be one number a row or one for each label of a row, got {values[0]}")
     packed = ids.shape[0] == 1 < len(values)
     ends = _ends(values, rows, batch, ids, packed)
@@ -257,7 +257,7 @@ def _like_labels(column: Sequence[Any], name: str, rows: Sequence[Any], batch: B
             f"the extra '{name}' cannot follow its labels: the collator must keep rows whole and pad them on one side, "
             "or pack them one after the other, and a row needs as many values as labels. Or let the collator return it"
         )
-    placed = torch.zeros(ids.shape, dtype=values[0].dtype)
+    placed = torch.zeros(*ids.shape, *values[0].shape[1:], dtype=values[0].dtype)
     for row, value, end in zip(placed, [torch.cat(values)] if packed else values, ends, strict=True):
         row[end - len(value) : end] = value
     return _safe(placed)
@@ -269,7 +269,7 @@ def _ends(values: Sequence[Tensor], rows: Sequence[Any], batch: Batch, ids: Tens
         if not isinstance(padded, Tensor) or padded.shape != ids.shape or not all(key in row for row in rows):
             continue
         own = [torch.as_tensor(row[key]) for row in rows]
-        if [value.shape for value in values] != [row.shape for row in own]:
+        if [value.shape[:1] for value in values] != [row.shape for row in own]:
             continue
         own = [torch.cat(own)] if packed else own
         for ends in ([len(row) for row in own], [padded.shape[1]] * len(own)):

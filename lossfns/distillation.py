@@ -16,7 +16,7 @@ from ._teacher import Comparison, Divergence, open_teacher
 from ._term_loss import bind
 from .alignment import Labels, Outputs, Selector, align, split_labels
 from .hidden import HiddenStates
-from .normalization import NumItems, item_count
+from .normalization import NumItems, check_unit, item_count
 from .sources import open_source
 from .terms import STATISTICS, Term
 
@@ -192,6 +192,7 @@ def distillation_loss(
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
     ids, extras = split_labels(labels)
+    check_unit(None, extras)
     opened = open_source(outputs, ids, select, source)
     pairs = align(opened.like, ids, shift=shift, padded=opened.padded)
     count = item_count(num_items_in_batch, len(pairs.rows), opened.like.device)

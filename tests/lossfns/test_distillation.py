@@ -22,7 +22,7 @@ from lossfns import (
     total_variation,
     weighted_sum,
 )
-from lossfns.collators import teacher_inputs
+from lossfns.collators import teacher_inputs, with_extras
 from lossfns.testing import loss_rules
 from tests import oracle, tiny
 
@@ -296,6 +296,7 @@ REFUSED = {
     "other rows": (dense(TEACHER[:1]), {}, "do not fit the student's logits"),
     "ids out of range": (top(TEACHER, 2) | {"teacher_ids": torch.full((2, 5, 2), V)}, {}, "label 7 is out of range"),
     "ids as logits": (dense(LABELS[..., None]), {}, "expected logits"),
+    "another unit": (dense() | {"sequence_ids": LABELS}, {}, "the Trainer counts sequences"),
     "cold": (dense(), {"temperature": 0.0}, "temperature must be positive"),
     "nothing to read": ({"labels": LABELS}, {"teacher": torch.nn.Identity()}, "nothing to read"),
     "a mean": (dense(), {"divergence": lambda p, q: (p - q).mean()}, "returned \\(\\) for"),
@@ -405,6 +406,24 @@ def test_evaluation_and_copies():
     with torch.no_grad():
         expected = loss(tiny.model("llama")(**batch), labels)
     assert trainer.evaluate()["eval_loss"] == pytest.approx(expected.item(), abs=1e-6)
+
+
+@pytest.mark.parametrize("collator", [tiny.pad, tiny.pad_left])
+def test_best_tokens_kept_in_the_dataset(collator):
+    """Columns of the dataset, made once, padded with their labels and read beside the right logits."""
+    teacher, model, rows = frozen(), tiny.model("llama"), []
+    for row in ROWS:
+        with torch.no_grad():
+            found = teacher(row["input_ids"][None]).logits[0].log_softmax(-1).topk(5)
+        rows.append({**row, "teacher_ids": found.indices, "teacher_log_probs": found.values})
+    batch = with_extras(collator, ["teacher_ids", "teacher_log_probs"], shift=1)(rows)
+    labels, _ = batch.pop("labels"), batch.pop("shift_labels")
+    total, items = 0.0, 0
+    for row in rows:
+        outputs, targets = model(row["input_ids"][None]), {name: row[name][None] for name in labels}
+        own = tiny.count([row], shift=1)
+        total, items = total + own * distillation_loss(outputs, targets).item(), items + own
+    assert distillation_loss(model(**batch), labels).item() == pytest.approx(total / items, rel=1e-6)
 
 
 def test_an_input_that_is_not_there():

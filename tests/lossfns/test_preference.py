@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import os
 import pickle
 from functools import partial
 
@@ -493,6 +494,34 @@ def test_evaluation(streamed):
     assert found["eval_reward_chosen"] == pytest.approx(chosen.mean(), rel=1e-9)
     assert found["eval_reward_margin"] == pytest.approx((chosen - rejected).mean(), rel=1e-9)
     assert found["eval_reward_accuracy"] == (chosen > rejected).mean()
+
+
+def one_or_two_ranks():
+    """Seven pairs, one without a label, two of them a process: the last batch is short, widths differ across ranks."""
+    trainer = tiny.trainer(
+        tiny.model("llama"),
+        referenced(with_empty()),
+        preference_loss,
+        collator=COLLATE,
+        eval_rows=referenced(with_empty()[:7]),
+        reducer=partial(preference_rewards, shift=1, beta=0.1),
+        metric=preferences(),
+        per_device_train_batch_size=8 // int(os.environ.get("WORLD_SIZE", "1")),
+        per_device_eval_batch_size=2,
+        train_sampling_strategy="sequential",
+    )
+    gradient = tiny.gradient_of(trainer)
+    found = trainer.evaluate()
+    return gradient.tolist(), {name: value for name, value in found.items() if "reward" in name or "pairs" in name}
+
+
+@pytest.mark.distributed
+def test_two_ranks():
+    gradient, scores = one_or_two_ranks()
+    for found in tiny.run_distributed(one_or_two_ranks):
+        assert found[0] == pytest.approx(gradient, abs=1e-12)
+        assert found[1] == pytest.approx(scores, rel=1e-9)
+    assert scores["eval_pairs"] == 6
 
 
 def test_rewards_a_token_and_combined():

@@ -240,7 +240,7 @@ def truncated(rows):
             padded,
             ["weight"],
             {"shift": 1},
-            [row | {"weight": [[1.0]]} for row in ROWS],
+            [row | {"weight": weight} for row, weight in zip(ROWS, [1.0, [1.0], 1.0], strict=False)],
             "one number a row or one for each",
         ),
     ],
