@@ -153,7 +153,8 @@ def distillation_loss(
     The teacher is one of three: `teacher_logits` `(B, L, V)` in the dict of labels; its best `teacher_ids` and
     `teacher_log_probs` `(B, L, k)` there, all other classes being taken together as one more; or `teacher=`, a model
     that is run here, without gradient, on what `collators.teacher_inputs` put into the dict. Position `i` stands beside
-    logit `i` of the student, which predicts label `i + shift`.
+    logit `i` of the student, which predicts label `i + shift`. In evaluation the Trainer keeps the labels of all
+    samples, and `teacher_logits` with them, unless `prediction_loss_only=True`.
 
     Args:
         outputs: what the student returned: a ModelOutput or dict with `logits`, a tuple, or logits `(B, L, V)`.

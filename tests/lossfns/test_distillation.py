@@ -243,6 +243,13 @@ def test_no_label_at_all(labels):
 
 
 @EVERY
+def test_inference_mode(divergence, formula):
+    with torch.inference_mode():
+        total, items = by_formula(formula, STUDENT, TEACHER)
+        assert distillation_loss(STUDENT * 1, dense(), divergence=divergence).item() == pytest.approx(total / items)
+
+
+@EVERY
 @pytest.mark.parametrize("more", [-2, 3])
 def test_other_vocabularies_are_cut_and_not_padded(divergence, formula, more):
     teacher = normal(2, 5, V + more, seed=2)

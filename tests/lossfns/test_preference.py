@@ -28,6 +28,7 @@ from lossfns import (
 )
 from lossfns.collators import count_pairs, stack_pairs
 from metrics import build, preferences
+from metrics.preference import COLUMNS
 from reducers import combine, preference_rewards, reward_scores
 from tests import oracle, tiny
 
@@ -430,6 +431,17 @@ def test_accumulation_is_one_big_batch(objective):
         torch.testing.assert_close(often[name], value, rtol=0, atol=1e-11, msg=name)
 
 
+def mean_of_the_call(outputs, labels, num_items_in_batch=None):
+    """Broken: what a loss that does not know the window does, divided by its micro-batches as the Trainer would."""
+    return preference_loss(outputs, labels) / (16 // outputs["logits"].shape[0])
+
+
+def test_unequal_counts_tell_the_mistake_apart():
+    data = referenced(with_empty())
+    once, often = accumulated(mean_of_the_call, data, 1), accumulated(mean_of_the_call, data, 4)
+    assert max((often[name] - value).abs().max() for name, value in once.items()) > 1e-6
+
+
 def test_paired_kto_mixes_the_pairs_of_a_call():
     """Why it is no sum over pairs: its reference points are means over those of one call."""
     loss, data = partial(preference_loss, objective=partial(paired_kto, beta=1.0)), referenced()
@@ -533,6 +545,11 @@ def test_rewards_a_token_and_combined():
     means = [2.0 * total / tokens for total, tokens in by_loop(LOGITS, ids)]
     assert found["reward_chosen"].tolist() == pytest.approx(means[:2], rel=1e-12)
     assert found["reward_rejected"].tolist() == pytest.approx(means[2:], rel=1e-12)
+
+
+def test_reducers_return_what_the_metric_reads():
+    found = preference_rewards(LOGITS, {"labels": stacked(IDS)}, shift=1)
+    assert {*found} == {*reward_scores(torch.zeros(2, 1), torch.zeros(1))} == {*COLUMNS}
 
 
 def test_ties_count_half():
