@@ -11,7 +11,7 @@ from .directions import best_model_kwargs
 from .entities import entity_f1
 from .extractive import extractive_qa
 from .generic import bootstrap, by_group, compare, dispatch, labels_from
-from .language import label_ranking, language_modeling
+from .language import calibration, label_ranking, language_modeling
 from .preference import preferences
 from .text import decode, summarization, text_match, transcription, translation
 from .thresholds import tuned_thresholds
@@ -22,6 +22,7 @@ __all__ = [
     "bootstrap",
     "build",
     "by_group",
+    "calibration",
     "classification",
     "compare",
     "decode",

@@ -7,6 +7,7 @@ taken out.
 import copy
 import math
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -67,7 +68,7 @@ def from_evaluate(
     """Turn a metric of Hugging Face `evaluate` into a metric of the Trainer; nothing is downloaded, nothing cast.
 
     Args:
-        module: a loaded metric, or the path of a script on this machine.
+        module: a loaded metric, or the path of a script on this machine, which `evaluate` copies into its cache.
         kind: as for `from_sklearn`.
         directions: for every key of its result whether greater is better, None for neither.
         options: of its `compute`, as `{"average": "macro"}`.
@@ -158,7 +159,8 @@ def to_evaluate(metric: Metric, *, kind: Kind) -> Any:
             found = {kind: np.array(predictions)} if kind == "probabilities" else np.array(predictions)
             return metric(SimpleNamespace(predictions=found, label_ids=np.array(references)))
 
-    return Wrapped(keep_in_memory=True)
+    # Even in memory it makes a folder, by default in the home directory.
+    return Wrapped(keep_in_memory=True, cache_dir=tempfile.gettempdir())
 
 
 # --- all of them ------------------------------------------------------------------------------------------------------
@@ -199,6 +201,9 @@ class _Whole:
 
     compute: Callable[[Array, Array], Mapping[str, ArrayLike]]
     keys: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return f"{type(self.compute).__name__.strip('_').lower()}({', '.join(self.keys)})"
 
     def __call__(self, rows: Columns) -> Mapping[str, ArrayLike]:
         columns: Any = rows

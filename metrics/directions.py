@@ -10,8 +10,8 @@ from ._retrieval import DIRECTIONS as RETRIEVAL
 from ._segmentation import DIRECTIONS as SEGMENTATION
 from .entities import DIRECTIONS as ENTITIES
 from .extractive import DIRECTIONS as EXTRACTIVE
+from .language import CALIBRATION, RANKING
 from .language import DIRECTIONS as LANGUAGE
-from .language import RANKING
 from .preference import DIRECTIONS as PREFERENCE
 from .text import DIRECTIONS as TEXT
 
@@ -19,6 +19,7 @@ from .text import DIRECTIONS as TEXT
 DIRECTIONS: dict[str, bool | None] = {
     **LANGUAGE,
     **RANKING,
+    **CALIBRATION,
     **CLASSIFICATION,
     **REGRESSION,
     **ENTITIES,

@@ -5,6 +5,7 @@ A reducer has already chosen, shifted and counted the tokens; nothing here looks
 
 from collections.abc import Sequence
 from functools import partial
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ COLUMNS = {
     "bytes": "text_lengths",
     "characters": "text_lengths",
     "ranks": "label_rank",
+    "bin_{sum}": "calibration_bins",
 }
 NEEDED = ("nll", "tokens", "correct", "all_correct")
 
@@ -41,6 +43,8 @@ DIRECTIONS: dict[str, bool | None] = {
     "bits_per_character": False,
 }
 RANKING: dict[str, bool | None] = {"mrr": True, "hit_at_{k}": True}
+CALIBRATION: dict[str, bool | None] = {"expected_calibration_error": False, "maximum_calibration_error": False}
+BINS = ("bin_labels", "bin_confidence", "bin_correct")
 
 
 def language_modeling() -> Metric:
@@ -89,7 +93,7 @@ def token_sums(predictions: Any, labels: Any) -> Columns:
     Raises:
         ValueError: a column is missing, stands there twice, or is not one number a sample.
     """
-    read = COLUMNS.keys() - {"ranks"}
+    read = COLUMNS.keys() - {"ranks", "bin_{sum}"}
     found = {name: column for name, column in named_columns(predictions).items() if _keys.find(name, read)}
     missing = [name for name in NEEDED if name not in found]
     if missing:
@@ -154,7 +158,7 @@ def label_ranking(hits: Sequence[int] = (1, 5, 10)) -> Metric:
         >>> label_ranking()(SimpleNamespace(predictions=ranks, label_ids=np.zeros((1, 3))))["mrr"]
         0.625
     """
-    if any(k < 1 for k in hits):
+    if any(index(k) < 1 for k in hits):
         raise ValueError(f"hits are the values of k, at least 1; {tuple(hits)} came")
     keys = ("mrr", *(f"hit_at_{k}" for k in hits))
     return Metric(
@@ -178,6 +182,54 @@ def rank_sums(predictions: Any, labels: Any, *, hits: tuple[int, ...]) -> Column
 def rank_scores(sums: Columns) -> Columns:
     """Return the means that `label_ranking` lists, of sums or of stacks of them."""
     return {name: ratio(total, sums["labels"]) for name, total in sums.items() if name != "labels"}
+
+
+def calibration() -> Metric:
+    """Score how far confidence is from accuracy, over bins of confidence, whatever the number of classes.
+
+    The reducer is `calibration_bins`, whose columns are read. Keys: `expected_calibration_error`, the mean gap over
+    labels, and `maximum_calibration_error`, the largest gap of a bin; NaN without any label.
+
+    Returns:
+        A metric to give to the Trainer as `compute_metrics`.
+
+    Source: C. Guo et al., "On Calibration of Modern Neural Networks", 2017.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> bins = {"bin_labels": [[1, 3]], "bin_confidence": [[0.25, 2.75]], "bin_correct": [[0, 2]]}
+        >>> bins = {name: np.array(sums) for name, sums in bins.items()}
+        >>> calibration()(SimpleNamespace(predictions=bins, label_ids=np.zeros((1, 4))))
+        {'expected_calibration_error': 0.25, 'maximum_calibration_error': 0.25}
+    """
+    return Metric(statistics=bin_sums, score=gaps, directions=CALIBRATION)
+
+
+def bin_sums(predictions: Any, labels: Any) -> Columns:
+    """Return the columns of `calibration_bins` (samples, bins).
+
+    Raises:
+        ValueError: one is missing.
+    """
+    found = named_columns(predictions)
+    if any(name not in found for name in BINS):
+        raise ValueError(
+            f"calibration() needs the columns {', '.join(BINS)} (calibration_bins); predictions hold "
+            f"{describe(predictions)}"
+        )
+    return {name: found[name] for name in BINS}
+
+
+def gaps(sums: Columns) -> Columns:
+    """Return the scores that `calibration` lists, of sums or of stacks of them."""
+    labels = sums["bin_labels"]
+    gap = abs(sums["bin_confidence"] - sums["bin_correct"])
+    largest = np.max(np.where(labels > 0, ratio(gap, labels), 0.0), axis=-1)
+    total = labels.sum(-1)
+    return {
+        "expected_calibration_error": ratio(gap.sum(-1), total),
+        "maximum_calibration_error": np.where(total > 0, largest, np.nan),
+    }
 
 
 def _missing(missing: list[str], predictions: Any) -> str:

@@ -83,7 +83,7 @@ def text_match(tokenizer: Tokenizer) -> Metric:
         >>> text_match(letters)(SimpleNamespace(predictions={"generated": hi}, label_ids=hi))["exact_match"]
         1.0
     """
-    return _metric(tokenizer, _matches, _means, MATCH)
+    return _metric("text_match", tokenizer, _matches, _means, MATCH)
 
 
 def translation(tokenizer: Tokenizer, *, tokenize: str = "13a") -> Metric:
@@ -107,7 +107,7 @@ def translation(tokenizer: Tokenizer, *, tokenize: str = "13a") -> Metric:
         100.0
     """
     counting = _Sacrebleu(tokenize)
-    return _metric(tokenizer, counting.statistics, counting.scores, TRANSLATION)
+    return _metric("translation", tokenizer, counting.statistics, counting.scores, TRANSLATION)
 
 
 def summarization(tokenizer: Tokenizer, *, use_stemmer: bool = False) -> Metric:
@@ -131,7 +131,7 @@ def summarization(tokenizer: Tokenizer, *, use_stemmer: bool = False) -> Metric:
         >>> summarization(letters)(SimpleNamespace(predictions={"generated": text}, label_ids=text))["rouge2"]
         1.0
     """
-    return _metric(tokenizer, _Rouge(use_stemmer), _means, dict.fromkeys(ROUGE, True))
+    return _metric("summarization", tokenizer, _Rouge(use_stemmer), _means, dict.fromkeys(ROUGE, True))
 
 
 def transcription(tokenizer: Tokenizer) -> Metric:
@@ -152,7 +152,7 @@ def transcription(tokenizer: Tokenizer) -> Metric:
         >>> transcription(letters)(SimpleNamespace(predictions={"generated": heard}, label_ids=said))
         {'wer': 0.5, 'cer': 0.2}
     """
-    return _metric(tokenizer, _edits, _error_rates, TRANSCRIPTION)
+    return _metric("transcription", tokenizer, _edits, _error_rates, TRANSCRIPTION)
 
 
 def texts(predictions: Any, labels: Any, tokenizer: Tokenizer) -> tuple[list[str], list[str], bool]:
@@ -182,8 +182,12 @@ def texts(predictions: Any, labels: Any, tokenizer: Tokenizer) -> tuple[list[str
 class _TextColumns:
     """Statistics of decoded texts, under the names that say how the texts came about."""
 
+    name: str
     tokenizer: Tokenizer
     measure: Measure
+
+    def __repr__(self) -> str:
+        return f"{self.name}_sums"
 
     def __call__(self, predictions: Any, labels: Any) -> dict[str, ArrayLike]:
         found, references, forced = texts(predictions, labels, self.tokenizer)
@@ -193,7 +197,11 @@ class _TextColumns:
 
 @dataclass(frozen=True)
 class _TextScores:
+    name: str
     score: Callable[[Columns], Mapping[str, ArrayLike]]
+
+    def __repr__(self) -> str:
+        return f"{self.name}_scores"
 
     def __call__(self, sums: Columns) -> dict[str, ArrayLike]:
         start = TEACHER_FORCED * ("samples" not in sums)
@@ -202,14 +210,15 @@ class _TextScores:
 
 
 def _metric(
+    name: str,
     tokenizer: Tokenizer,
     measure: Measure,
     score: Callable[[Columns], Mapping[str, ArrayLike]],
     directions: Mapping[str, bool | None],
 ) -> Metric:
     return Metric(
-        statistics=_TextColumns(tokenizer, measure),
-        score=_TextScores(score),
+        statistics=_TextColumns(name, tokenizer, measure),
+        score=_TextScores(name, score),
         directions={start + key: better for start in ("", TEACHER_FORCED) for key, better in directions.items()},
     )
 

@@ -1,6 +1,7 @@
 """Metrics of scikit-learn, evaluate and torchmetrics as ours, and ours as evaluate's."""
 
 import pickle
+import tempfile
 from functools import partial
 
 import evaluate
@@ -169,6 +170,10 @@ def test_ours_as_those_of_evaluate():
     x, y = GENERATOR.random((2, 30))
     scores = to_evaluate(regression(), kind="scores").compute(predictions=x, references=y)
     assert scores["pearson"] == pytest.approx(stats.pearsonr(x, y).statistic)
+
+
+def test_nothing_is_written_into_the_home_directory():
+    assert to_evaluate(classification(2), kind="ids").data_dir.startswith(tempfile.gettempdir())
 
 
 def test_one_class_and_constants():

@@ -5,9 +5,9 @@ from functools import partial
 import pytest
 import torch
 
-from metrics import language, language_modeling
+from metrics import extractive, language, language_modeling
 from metrics._keys import find
-from reducers import argmax, combine, label_rank, sample_sums, text_lengths
+from reducers import argmax, calibration_bins, combine, label_rank, sample_sums, spans, text_lengths
 
 from .evaluations import evaluation
 
@@ -18,7 +18,7 @@ LABELS = torch.tensor([[1, 2, 3, 4, 5, 6], [-100, 2, 9, 4, -100, -100], [-100] *
 def test_reducers_of_language_return_what_the_metrics_read_and_nothing_else():
     emitted = sample_sums(LOGITS, LABELS, shift=1, top_k=(2, 5), entropy=True) | label_rank(LOGITS, LABELS, shift=1)
     lengths = {"bytes": torch.arange(11), "characters": torch.arange(11)}
-    emitted |= text_lengths(LOGITS, LABELS, lengths=lengths, shift=1)
+    emitted |= text_lengths(LOGITS, LABELS, lengths=lengths, shift=1) | calibration_bins(LOGITS, LABELS, shift=1)
     assert {find(name, language.COLUMNS) for name in emitted} == set(language.COLUMNS)
     assert set(sample_sums(LOGITS, LABELS, shift=1)) == set(language.NEEDED)
 
@@ -43,3 +43,7 @@ def test_the_options_named_in_the_message_bring_the_scores(nested):
         "samples": 3.0,
     }
     assert {key: scores[key] for key in expected} == pytest.approx(expected, rel=1e-12)
+
+
+def test_spans_returns_what_extractive_qa_reads_and_nothing_else():
+    assert set(spans((LOGITS[..., 0], LOGITS[..., 1]), None)) == set(extractive.COLUMNS)

@@ -22,6 +22,7 @@ from metrics import (
     bootstrap,
     build,
     by_group,
+    calibration,
     classification,
     extractive_qa,
     glue,
@@ -84,6 +85,24 @@ def test_bits_of_a_byte_and_a_character():
     expected = {"bits_per_byte": bits / 28, "bits_per_character": bits / 12}
     assert_every_mode(language_modeling(), predictions, np.zeros(8), expected)
     assert "bits_per_byte" not in language_modeling()(evaluation(columns(rows), np.zeros(8)))
+
+
+def test_calibration_is_that_of_a_loop():
+    confidence, right = GENERATOR.random(60), GENERATOR.random(60) < 0.5
+    place = np.ceil(confidence * 4).astype(int) - 1
+    sums = {name: np.zeros((60, 4)) for name in ("bin_labels", "bin_confidence", "bin_correct")}
+    for column, values in zip(sums.values(), (np.ones(60), confidence, right), strict=True):
+        column[np.arange(60), place] = values
+    gaps = [abs((confidence - right)[place == at].mean()) for at in range(4)]
+    expected = {
+        "expected_calibration_error": sum(gap * np.mean(place == at) for at, gap in enumerate(gaps)),
+        "maximum_calibration_error": max(gaps),
+    }
+    assert_every_mode(calibration(), sums, np.zeros(60), expected)
+    nothing = {name: column[:0] for name, column in sums.items()}
+    assert np.isnan(list(calibration()(evaluation(nothing, np.zeros(0))).values())).all()
+    with pytest.raises(ValueError, match="calibration_bins"):
+        calibration()(evaluation(np.zeros(3), np.zeros(3)))
 
 
 def test_labels_out_of_a_column():
