@@ -1,0 +1,212 @@
+"""One batch through a Trainer's own steps, without training: what its loss, reducer and metric are given and return."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..alignment import IGNORED, Labels
+
+
+@dataclass
+class Look:
+    """What one batch showed; None where it did not come so far.
+
+    Attributes:
+        trainer: the Trainer.
+        batch: a training batch as the collator makes it.
+        errors: by stage ("batch", "forward", "loss", "evaluation", "reducer", "metric") what was raised there.
+        count: what the Trainer counts over this batch.
+        outputs: what the model returned.
+        labels: what the loss is given as labels.
+        losses: the loss as it is called ("given"), with twice the count ("twice"), with the first label of each row
+            ignored ("first"), with another auxiliary loss of the model ("auxiliary").
+        logits: what reaches the reducer.
+        eval_labels: the labels that reach the reducer and the metric.
+        reduced: what the reducer returned, the logits where there is none.
+        scores: what the metric returned.
+    """
+
+    trainer: Any
+    batch: Mapping[str, Any] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+    count: Any = None
+    outputs: Any = None
+    labels: Any = None
+    losses: dict[str, Tensor] = field(default_factory=dict)
+    logits: Any = None
+    eval_labels: Any = None
+    reduced: Any = None
+    scores: dict[str, Any] | None = None
+
+    @property
+    def label_ids(self) -> Tensor | None:
+        """The label ids of the training batch, in a dict or not."""
+        labels = self.batch.get("labels")
+        labels = labels.get("labels") if isinstance(labels, Mapping) else labels
+        return labels if isinstance(labels, Tensor) else None
+
+    @property
+    def eval_dataset(self) -> Any:
+        """The evaluation set; of several the first."""
+        dataset = self.trainer.eval_dataset
+        return next(iter(dataset.values())) if isinstance(dataset, dict) else dataset
+
+    @property
+    def samples(self) -> int | None:
+        """The length of the evaluation set."""
+        return len(self.eval_dataset) if hasattr(self.eval_dataset, "__len__") else None
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Keep what is raised inside as the error of a stage."""
+        try:
+            yield
+        except Exception as error:  # whatever it is, it is what the user has to be told
+            self.errors[name] = f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def look(trainer: Any) -> Look:
+    """Take a batch through a Trainer's own steps, and leave everything as it was."""
+    seen = Look(trainer)
+    with _unchanged(trainer), torch.no_grad():
+        trainer.model.eval()
+        with seen.stage("batch"):
+            dataset = trainer.train_dataset if trainer.train_dataset is not None else seen.eval_dataset
+            seen.batch = _first_batch(trainer, dataset, trainer.args.per_device_train_batch_size)
+        if seen.batch:
+            _train(seen)
+        if seen.batch and seen.eval_dataset is not None:
+            _evaluate(seen)
+    return seen
+
+
+def _train(seen: Look) -> None:
+    trainer, function = seen.trainer, seen.trainer.compute_loss_func
+    with seen.stage("forward"):
+        _, seen.count = trainer.get_batch_samples(iter([seen.batch]), 1, trainer.args.device)
+        trainer.compute_loss_func = None if function is None else _Spy(seen)
+        inputs = trainer._prepare_inputs(dict(seen.batch))
+        with trainer.compute_loss_context_manager():
+            _, seen.outputs = trainer.compute_loss(
+                trainer.model, inputs, return_outputs=True, num_items_in_batch=seen.count
+            )
+    trainer.compute_loss_func = function
+    if function is not None and "forward" not in seen.errors:
+        with seen.stage("loss"):
+            seen.losses["given"] = function(seen.outputs, seen.labels, num_items_in_batch=seen.count)
+        for name, (outputs, labels, count) in _variations(seen).items():
+            with suppress(Exception):  # what only a variation raises says nothing about the loss
+                seen.losses[name] = function(outputs, labels, num_items_in_batch=count)
+
+
+def _variations(seen: Look) -> dict[str, tuple[Any, Labels, Any]]:
+    """Other calls of the loss, from whose values it follows what it divides by and reads."""
+    calls: dict[str, tuple[Any, Labels, Any]] = {}
+    ids = seen.label_ids
+    if seen.count is not None:
+        calls["twice"] = seen.outputs, seen.labels, 2 * seen.count
+    if ids is not None and ids.ndim == 2 and not ids.is_floating_point():
+        first = (seen.labels["labels"] if isinstance(seen.labels, Mapping) else seen.labels).clone()
+        first[:, 0] = IGNORED
+        labels = {**seen.labels, "labels": first} if isinstance(seen.labels, Mapping) else first
+        calls["first"] = seen.outputs, labels, seen.count
+    if isinstance(seen.outputs, Mapping) and isinstance(seen.outputs.get("aux_loss"), Tensor):
+        outputs: Any = copy.copy(seen.outputs)
+        outputs["aux_loss"] = outputs["aux_loss"] + 1
+        calls["auxiliary"] = outputs, seen.labels, seen.count
+    return calls
+
+
+def _evaluate(seen: Look) -> None:
+    trainer, metric = seen.trainer, seen.trainer.compute_metrics
+    with seen.stage("evaluation"):
+        batch = _first_batch(trainer, seen.eval_dataset, trainer.args.per_device_eval_batch_size)
+        trainer.compute_loss_func = None if trainer.compute_loss_func is None else _Spy(Look(trainer))  # costs nothing
+        only = trainer.args.prediction_loss_only or metric is None
+        _, seen.logits, seen.eval_labels = trainer.prediction_step(trainer.model, batch, prediction_loss_only=only)
+    if seen.logits is None:
+        return
+    with seen.stage("reducer"):
+        reducer = trainer.preprocess_logits_for_metrics
+        seen.reduced = seen.logits if reducer is None else reducer(seen.logits, seen.eval_labels)
+    if seen.reduced is not None and seen.eval_labels is not None and not by_position(metric):
+        with seen.stage("metric"):
+            seen.scores = _scores(metric, seen.reduced, seen.eval_labels)
+
+
+def _scores(metric: Any, reduced: Any, labels: Any) -> dict[str, Any]:
+    from transformers import EvalPrediction
+
+    if dataclasses.is_dataclass(metric) and getattr(metric, "num_samples", None) is not None:
+        metric = dataclasses.replace(metric, num_samples=None)  # type: ignore[type-var]
+    scores: dict[str, Any] = metric(EvalPrediction(predictions=_numpy(reduced), label_ids=_numpy(labels)))
+    return scores
+
+
+def by_position(metric: Any) -> bool:
+    """Does this metric belong to the rows of the whole evaluation, one after the other?"""
+    return bool(getattr(getattr(metric, "score", None), "by_position", False))
+
+
+@dataclass
+class _Spy:
+    """In the place of the loss: keeps what it is given."""
+
+    seen: Look
+
+    def __call__(self, outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Tensor:
+        self.seen.outputs, self.seen.labels = outputs, labels
+        return torch.zeros(())
+
+
+def _first_batch(trainer: Any, dataset: Any, size: int) -> Mapping[str, Any]:
+    """The first rows of a dataset, by the Trainer's own rules for columns and its collator."""
+    collate: Callable[[list[Any]], Mapping[str, Any]] = trainer.data_collator
+    if hasattr(dataset, "column_names"):
+        dataset = trainer._remove_unused_columns(dataset, description="check")
+    else:
+        collate = trainer._get_collator_with_removed_columns(collate, description="check")
+    if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
+        rows = [dataset[place] for place in range(min(size, len(dataset)))]
+    elif iter(dataset) is dataset:
+        raise ValueError("the dataset is an iterator, which a look would use up; give one that can be iterated again")
+    else:
+        rows = list(islice(dataset, size))
+    return collate(rows)
+
+
+@contextmanager
+def _unchanged(trainer: Any) -> Iterator[None]:
+    """Put back what a look touches: the Trainer's attributes, the modes of its modules, the random numbers."""
+    attributes = dict(vars(trainer))
+    modes = [(module, module.training) for module in trainer.model.modules()]
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  (what collators draw from)
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
+        for module, mode in modes:
+            module.training = mode
+        vars(trainer).clear()
+        vars(trainer).update(attributes)
+
+
+def _numpy(tree: Any) -> Any:
+    if isinstance(tree, Mapping):
+        return {name: _numpy(value) for name, value in tree.items()}
+    if isinstance(tree, (tuple, list)):
+        return tuple(map(_numpy, tree))
+    return (tree.float() if tree.dtype == torch.bfloat16 else tree).cpu().numpy()

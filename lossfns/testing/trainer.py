@@ -1,0 +1,518 @@
+"""A look at a Trainer before it runs: one batch, no training, and all that would go wrong without a word.
+
+A finding is a function of what the batch showed: it yields facts, and problems with what to do about them. The list
+`CHECKS` at the end is the order of the table.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..alignment import IGNORED
+from ._trainer_look import Look, by_position, look
+
+# As in pyproject.toml: those in between divide every gradient by the accumulation steps once more.
+SUPPORTED = ">=4.57,!=5.2.*,!=5.3.*,!=5.4.*,!=5.5.0,!=5.5.1,!=5.5.2,!=5.5.3"
+LARGE = 1 << 30  # bytes that an evaluation may keep unasked
+OPTIONAL_OUTPUTS = ("hidden_states", "attentions", "past_key_values", "cross_attentions")
+SIGNATURES = {"lossfns": "token_statistics", "reducers": "sample_sums", "metrics": "best_model_kwargs"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A fact about a Trainer, or a problem: then `fix` says what to do."""
+
+    found: str
+    fix: str | None = None
+
+
+Findings = Iterator[Finding]
+
+
+@dataclass(frozen=True)
+class TrainerReport:
+    """All findings, each under the name of its check."""
+
+    findings: tuple[tuple[str, Finding], ...]
+
+    @property
+    def problems(self) -> tuple[tuple[str, Finding], ...]:
+        """The findings that ask for a change."""
+        return tuple(pair for pair in self.findings if pair[1].fix is not None)
+
+    def __str__(self) -> str:
+        number = len(self.problems)
+        width = max(map(len, (name for name, _ in self.findings)), default=0)
+        lines = [f"check_trainer: {number or 'no'} problem{'' if number == 1 else 's'}"]
+        for name, finding in self.findings:
+            lines.append(f"{' ' if finding.fix is None else '!'} {name:{width}}  {finding.found}")
+            if finding.fix is not None:
+                lines.append(f"  {'':{width}}  -> {finding.fix}")
+        return "\n".join(lines)
+
+
+def check_trainer(trainer: Any, strict: bool = False) -> TrainerReport:
+    """Take one batch through a Trainer's loss, reducer and metric, and print a table of what they meet.
+
+    Nothing is trained: the model, the Trainer and all random numbers are left as they were. In several processes all of
+    them have to call, and the first one prints.
+
+    Args:
+        trainer: a `transformers.Trainer`, before or after training.
+        strict: raise if there is a problem.
+
+    Returns:
+        What was printed.
+
+    Raises:
+        AssertionError: there is a problem, and `strict` is True.
+
+    Example:
+        >>> from lossfns.testing import check_trainer
+        >>> def ready(trainer):
+        ...     return not check_trainer(trainer).problems
+    """
+    seen = look(trainer)
+    report = TrainerReport(
+        tuple((check.__name__.replace("_", " "), finding) for check in CHECKS for finding in check(seen))
+    )
+    if trainer.is_world_process_zero():
+        print(report)
+    if strict and report.problems:
+        raise AssertionError(str(report))
+    return report
+
+
+# --- what is installed -----------------------------------------------------------------------------------------------
+
+
+def packages(seen: Look) -> Findings:
+    """Where the packages come from: a `metrics.py` beside the script shadows ours."""
+    for name, known in SIGNATURES.items():
+        try:
+            module = importlib.import_module(__package__.rpartition(".")[0] if name == "lossfns" else name)
+        except ImportError:
+            yield Finding(f"{name} is not installed")
+            continue
+        place = getattr(module, "__file__", None)
+        fix = None if hasattr(module, known) else f"another module of that name is in the way: rename {place}"
+        yield Finding(f"{name} from {place}", fix)
+
+
+def releases(seen: Look) -> Findings:
+    """Releases of transformers in which no loss function can be right."""
+    import transformers
+    from packaging.specifiers import SpecifierSet
+
+    release = transformers.__version__
+    supported = SpecifierSet(SUPPORTED).contains(release, prereleases=True)
+    fix = f"install a release out of {SUPPORTED}: others count otherwise or divide gradients twice"
+    yield Finding(f"transformers {release}, torch {torch.__version__}", None if supported else fix)
+
+
+# --- batch, count and loss -------------------------------------------------------------------------------------------
+
+
+def raised(seen: Look) -> Findings:
+    """What was raised on the way."""
+    advice = {
+        "batch": "the collator and the dataset have to give a batch: see the message",
+        "forward": "the model has to take this batch without its labels, which the Trainer gives to the loss alone",
+        "loss": "the loss has to fit this model and these labels: see the message",
+        "evaluation": "the model has to take this batch in evaluation: see the message",
+        "reducer": "preprocess_logits_for_metrics has to fit what reaches it: see the message",
+        "metric": "compute_metrics has to fit what the reducer returns: see the message",
+    }
+    for stage, message in seen.errors.items():
+        yield Finding(f"{stage} raised {message}", advice[stage])
+
+
+def labels(seen: Look) -> Findings:
+    """Labels reach the loss."""
+    if not seen.batch:
+        return
+    if seen.trainer.compute_loss_func is not None and seen.batch.get("labels") is None:
+        yield Finding(
+            f"the batch has no 'labels' for the loss: {', '.join(seen.batch)}",
+            "call the column 'labels', keep it (remove_unused_columns=False), or let the collator add it (question "
+            "answering: lossfns.collators.pack_spans)",
+        )
+    ids = seen.label_ids
+    if ids is None:
+        return
+    yield Finding(f"labels {_described(ids)}, {int((ids != IGNORED).sum())} of {ids.numel()} count")
+    if not bool((ids != IGNORED).any()):
+        yield Finding("every label of the batch is -100", "nothing is learnt from it: look at prompts and truncation")
+
+
+def padding(seen: Look) -> Findings:
+    """Padding has no labels."""
+    ids, mask = seen.label_ids, seen.batch.get("attention_mask")
+    if ids is None or not isinstance(mask, Tensor) or mask.shape != ids.shape or _is_encoder_decoder(seen):
+        return
+    wrong = int(((mask == 0) & (ids != IGNORED)).sum())
+    if wrong:
+        yield Finding(
+            f"{wrong} labels stand on padding and are learnt and counted",
+            "pad labels with -100: DataCollatorForSeq2Seq and DataCollatorForLanguageModeling do",
+        )
+
+
+def count(seen: Look) -> Findings:
+    """The Trainer counts what the loss sums, and the loss divides by the count."""
+    if seen.trainer.compute_loss_func is None or "given" not in seen.losses:
+        return
+    if seen.count is None:
+        if isinstance(seen.labels, Mapping):
+            yield Finding(
+                "the Trainer does not count a dict of labels",
+                "let the collator add shift_labels beside it, as lossfns.collators.with_extras does",
+            )
+        return
+    number = float(torch.as_tensor(seen.count).double().mean())
+    yield Finding(f"the Trainer counts {number:g} items")
+    windows = seen.trainer.args.gradient_accumulation_steps * seen.trainer.args.world_size
+    scaled = getattr(seen.trainer, "loss_is_scaled_for_ga", None)
+    if windows > 1 and scaled is not False and _same(seen, "twice"):
+        yield Finding(
+            f"the loss does not divide by num_items_in_batch: gradients are up to {windows} times too large",
+            "return sum / num_items_in_batch, or use a loss of lossfns; check_loss shows more",
+        )
+    ids = seen.label_ids
+    if ids is not None and ids.ndim == 2 and seen.trainer.args.world_size == 1 and _same(seen, "first"):
+        every, scored = int((ids != IGNORED).sum()), int((ids[:, 1:] != IGNORED).sum())
+        if number == every != scored:
+            yield Finding(
+                f"the loss reads {scored} labels and is divided by {every}: this class is counted unshifted",
+                "wrap the collator in lossfns.collators.mask_first_label",
+            )
+
+
+def loss(seen: Look) -> Findings:
+    """The loss is one finite number."""
+    value = seen.losses.get("given")
+    if value is None:
+        return
+    if not isinstance(value, Tensor) or value.ndim:
+        kind = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        yield Finding(f"the loss is of {kind}", "return a 0-d tensor: sum over the items, then divide")
+    elif not bool(value.isfinite()):
+        yield Finding(f"the loss is {value.item()}", "look at the logits and the labels of this batch")
+    else:
+        yield Finding(f"the loss of this batch is {value.item():.4g}")
+
+
+def label_smoothing(seen: Look) -> Findings:
+    """The Trainer's own smoothing is not silently ignored."""
+    factor = seen.trainer.args.label_smoothing_factor
+    if factor and seen.trainer.compute_loss_func is not None:
+        yield Finding(
+            f"label_smoothing_factor={factor} is ignored beside compute_loss_func",
+            f"use term=partial(smoothed_cross_entropy, label_smoothing={factor}), or label_smoothing= of the "
+            "classification losses, and drop the argument",
+        )
+
+
+def auxiliary_loss(seen: Look) -> Findings:
+    """The balancing term of a mixture of experts is not dropped."""
+    if "auxiliary" in seen.losses and _same(seen, "auxiliary"):
+        yield Finding(
+            "the model computes an aux_loss, and the loss leaves it out",
+            'with_auxiliary(loss, "aux_loss", model.config.router_aux_loss_coef), or output_router_logits=False',
+        )
+
+
+def decoder_inputs(seen: Look) -> Findings:
+    """An encoder-decoder gets decoder inputs: it cannot make them of labels it does not see."""
+    given = {"decoder_input_ids", "decoder_inputs_embeds"} & {*seen.batch}
+    if seen.trainer.compute_loss_func is not None and seen.batch and _is_encoder_decoder(seen) and not given:
+        yield Finding(
+            "no decoder_input_ids: the model fails, or is trained to repeat its source",
+            "wrap the collator in lossfns.collators.with_decoder_inputs(collator, model)",
+        )
+
+
+def logits(seen: Look) -> Findings:
+    """The model returns logits, by name."""
+    if seen.outputs is None:
+        return
+    if not isinstance(seen.outputs, Mapping):
+        yield Finding(
+            f"the model returns a {type(seen.outputs).__name__}, whose first entry the evaluation drops",
+            "return a dict or a ModelOutput",
+        )
+    elif seen.trainer.compute_loss_func is not None and all(seen.outputs.get(name) is None for name in _HEADS):
+        yield Finding(
+            f"the model returns no logits: {', '.join(seen.outputs)}",
+            "set use_liger_kernel=False (or whatever fuses head and loss), or source=hidden_states(model)",
+        )
+    if seen.trainer.args.use_liger_kernel and seen.trainer.compute_loss_func is not None:
+        yield Finding(
+            "use_liger_kernel takes the logits away in an evaluation of the loss alone",
+            "set use_liger_kernel=False, or liger_kernel_config with the fused linear cross-entropy off",
+        )
+
+
+_HEADS = ("logits", "start_logits", "logits_per_image", "prediction_logits")
+
+
+# --- evaluation ------------------------------------------------------------------------------------------------------
+
+
+def metric_runs(seen: Look) -> Findings:
+    """`compute_metrics` is called at all."""
+    trainer = seen.trainer
+    if trainer.compute_metrics is None or not seen.batch:
+        return
+    if trainer.args.prediction_loss_only:
+        yield Finding("prediction_loss_only=True: compute_metrics is never called", "drop one of the two")
+    missing = [name for name in trainer.label_names if seen.batch.get(name) is None]
+    if missing or not trainer.label_names:
+        yield Finding(
+            f"compute_metrics is never called: the Trainer looks for {', '.join(trainer.label_names) or 'no labels'}, "
+            f"the batch has {', '.join(seen.batch)}",
+            'TrainingArguments(label_names=["labels"]), or the names of your labels',
+        )
+
+
+def kept_outputs(seen: Look) -> Findings:
+    """No hidden states, attentions or caches among what an evaluation keeps."""
+    if seen.logits is None or not isinstance(seen.outputs, Mapping):
+        return
+    ignored = _ignored(seen)
+    there = [name for name in OPTIONAL_OUTPUTS if seen.outputs.get(name) is not None and name not in ignored]
+    if there:
+        size = _size(sum(_bytes(seen.outputs[name]) for name in there))
+        yield Finding(
+            f"{', '.join(there)}, {size} a batch, reach the evaluation beside the logits",
+            f"switch them off in model.config, or model.config.keys_to_ignore_at_inference = {[*ignored, *there]}",
+        )
+
+
+def reducer(seen: Look) -> Findings:
+    """What reaches the reducer, and whether the Trainer can keep what it returns."""
+    if seen.logits is None:
+        return
+    yield Finding(f"given {_described(_named_logits(seen))}, {_size(_bytes(seen.logits))} a batch")
+    if "reducer" in seen.errors or seen.trainer.preprocess_logits_for_metrics is None:
+        return
+    yield Finding(f"returns {_described(seen.reduced)}, {_size(_bytes(seen.reduced))} a batch")
+    try:
+        from reducers._reduce import batch_rows, check_rows
+    except ImportError:
+        return
+    try:
+        check_rows("it", seen.reduced, batch_rows(seen.logits, seen.eval_labels))
+    except (TypeError, ValueError) as error:
+        message, _, fix = str(error).partition(": ")
+        yield Finding(message, fix or "return tensors, batch first")
+
+
+def memory(seen: Look) -> Findings:
+    """What is kept of the whole evaluation set."""
+    args = seen.trainer.args
+    if seen.reduced is None or not seen.samples:
+        return
+    rows = min(seen.samples, args.per_device_eval_batch_size)
+    kept = 0 if args.batch_eval_metrics else _bytes(seen.reduced) * seen.samples // rows
+    peak = 2 * kept + _bytes(seen.logits)
+    fix = (
+        "give a reducer that keeps a few numbers a sample: preprocess_logits_for_metrics=partial(reducers.sample_sums, "
+        "shift=...); eval_accumulation_steps only moves the problem to host memory"
+    )
+    yield Finding(
+        f"keeps {_size(kept)} of {seen.samples} samples, at its peak {_size(peak)} with one batch of logits",
+        fix if kept > LARGE else None,
+    )
+
+
+def scores(seen: Look) -> Findings:
+    """What the metric returns can be logged and saved."""
+    if seen.scores is None:
+        return
+    if not isinstance(seen.scores, Mapping):
+        yield Finding(f"compute_metrics returns a {type(seen.scores).__name__}", "return a dict of floats")
+        return
+    yield Finding(f"scores {', '.join(seen.scores) or 'nothing'}")
+    for name, value in seen.scores.items():
+        if not isinstance(value, (int, float)) and getattr(value, "size", 0) != 1:
+            yield Finding(
+                f"the score '{name}' is a {type(value).__name__}: the first checkpoint fails on it",
+                f"return one float a key: split '{name}' into several",
+            )
+        if name in {"loss", "eval_loss", "runtime", "samples_per_second", "steps_per_second"}:
+            yield Finding(f"the score '{name}' and the Trainer's own overwrite each other", "rename it")
+
+
+def best_model(seen: Look) -> Findings:
+    """The metric that chooses the best model exists, and points the right way."""
+    args, name = seen.trainer.args, seen.trainer.args.metric_for_best_model
+    if name is None:
+        return
+    key = name.removeprefix("eval_")
+    for dataset in seen.trainer.eval_dataset if isinstance(seen.trainer.eval_dataset, dict) else ():
+        key = key.removeprefix(f"{dataset}_")
+    if key == "loss":
+        return
+    if seen.trainer.compute_metrics is None or (seen.scores is not None and key not in seen.scores):
+        there = ", ".join(seen.scores or ()) or "the loss alone"
+        yield Finding(
+            f"metric_for_best_model='{name}' is no score of this evaluation: {there}",
+            "name one of them, or give a compute_metrics that returns it",
+        )
+        return
+    greater = _direction(key, seen.trainer.compute_metrics)
+    if greater is not None and greater is not args.greater_is_better:
+        yield Finding(
+            f"the checkpoint with the worst {key} is kept: greater_is_better={args.greater_is_better}",
+            f'TrainingArguments(**best_model_kwargs("{key}")) of the package metrics',
+        )
+
+
+def streaming(seen: Look) -> Findings:
+    """A metric that is called step by step can be, and knows how many samples make an evaluation."""
+    metric = seen.trainer.compute_metrics
+    if metric is None:
+        return
+    number = getattr(metric, "num_samples", None)
+    if number is not None and seen.samples is not None and number != seen.samples:
+        yield Finding(
+            f"the metric expects {number} samples, the evaluation set has {seen.samples}",
+            "build(..., num_samples=len(eval_dataset))",
+        )
+    if not seen.trainer.args.batch_eval_metrics:
+        return
+    if getattr(metric, "whole", None):
+        yield Finding(f"the metric cannot stream: {metric.whole}", "drop batch_eval_metrics")
+    elif hasattr(metric, "num_samples") and number is None:
+        yield Finding(
+            "a streaming metric does not know when an evaluation is complete",
+            "build(metric, num_samples=len(eval_dataset))",
+        )
+
+
+def order(seen: Look) -> Findings:
+    """Samples come in the order of the dataset where somebody relies on it."""
+    args, metric = seen.trainer.args, seen.trainer.compute_metrics
+    grouped = getattr(args, "train_sampling_strategy", None) == "group_by_length" or getattr(
+        args, "group_by_length", False
+    )
+    safe = hasattr(metric, "directions") and not by_position(metric)
+    if grouped and metric is not None and not safe:
+        yield Finding(
+            "grouping by length reorders the evaluation too: row i of the predictions is not row i of the dataset",
+            "carry what belongs to a row in its labels, or drop the grouping",
+        )
+
+
+def processes(seen: Look) -> Findings:
+    """Settings of several processes that cost memory or exactness."""
+    args = seen.trainer.args
+    if args.world_size < 2:
+        return
+    unused = args.ddp_find_unused_parameters
+    if unused or (unused is None and not args.gradient_checkpointing):
+        yield Finding(
+            "ddp_find_unused_parameters clones every output of the model, the logits too",
+            "TrainingArguments(ddp_find_unused_parameters=False), unless parts of the model get no gradient",
+        )
+    if not args.average_tokens_across_devices:
+        yield Finding(
+            "average_tokens_across_devices=False: each process divides by its own count",
+            "leave it at True: the loss is then that of the whole batch",
+        )
+
+
+CHECKS: tuple[Callable[[Look], Findings], ...] = (
+    packages,
+    releases,
+    raised,
+    labels,
+    padding,
+    count,
+    loss,
+    label_smoothing,
+    auxiliary_loss,
+    decoder_inputs,
+    logits,
+    metric_runs,
+    kept_outputs,
+    reducer,
+    memory,
+    scores,
+    best_model,
+    streaming,
+    order,
+    processes,
+)
+
+
+# --- shared ----------------------------------------------------------------------------------------------------------
+
+
+def _same(seen: Look, name: str) -> bool:
+    """Was the loss the same, and not 0, in another call?"""
+    given, other = seen.losses.get("given"), seen.losses.get(name)
+    if not isinstance(given, Tensor) or not isinstance(other, Tensor) or given.shape != other.shape:
+        return False
+    return bool(given.abs().sum() > 0) and torch.allclose(given, other, rtol=1e-6, atol=0.0)
+
+
+def _is_encoder_decoder(seen: Look) -> bool:
+    return bool(getattr(getattr(seen.trainer.model, "config", None), "is_encoder_decoder", False))
+
+
+def _ignored(seen: Look) -> list[str]:
+    """Outputs that an evaluation leaves out."""
+    config = getattr(seen.trainer.model, "config", None)
+    return list(getattr(config, "keys_to_ignore_at_inference", ["past_key_values"]))
+
+
+def _named_logits(seen: Look) -> Any:
+    """What reaches the reducer, by the names that the model gave."""
+    names = [name for name in seen.outputs or () if isinstance(name, str) and name not in (*_ignored(seen), "loss")]
+    values = seen.logits if isinstance(seen.logits, tuple) else (seen.logits,)
+    return dict(zip(names, values, strict=True)) if len(names) == len(values) else seen.logits
+
+
+def _direction(key: str, metric: Any) -> bool | None:
+    """Is greater better, as far as the metrics of this project know?"""
+    try:
+        from metrics import best_model_kwargs
+
+        return best_model_kwargs(key, metric if hasattr(metric, "directions") else None)["greater_is_better"]
+    except (ImportError, ValueError):
+        return None
+
+
+def _described(tree: Any) -> str:
+    """Names, shapes and dtypes of nested tensors."""
+    if isinstance(tree, Tensor):
+        return f"{tuple(tree.shape)} {str(tree.dtype).removeprefix('torch.')}"
+    if isinstance(tree, Mapping):
+        return "{" + ", ".join(f"{name}: {_described(value)}" for name, value in tree.items()) + "}"
+    if isinstance(tree, (tuple, list)):
+        return "(" + ", ".join(map(_described, tree)) + ")"
+    return type(tree).__name__
+
+
+def _bytes(tree: Any) -> int:
+    if isinstance(tree, Tensor):
+        return tree.numel() * tree.element_size()
+    if isinstance(tree, (Mapping, tuple, list)):
+        return sum(map(_bytes, tree.values() if isinstance(tree, Mapping) else tree))
+    return 0
+
+
+def _size(number: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if number < 1000:
+            return f"{number:.3g} {unit}"
+        number /= 1000
+    return f"{number:.3g} GB"

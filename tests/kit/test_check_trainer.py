@@ -1,0 +1,447 @@
+"""`check_trainer` finds mistakes planted in a stock Trainer, and is silent about right ones."""
+
+import json
+import random
+import sys
+import types
+from functools import partial
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+import transformers
+
+from lossfns import causal_lm_loss, classification_loss, hidden_states, masked_lm_loss, seq2seq_lm_loss, with_auxiliary
+from lossfns.collators import mask_first_label, with_extras
+from lossfns.testing import check_trainer
+from lossfns.testing import trainer as checks
+from lossfns.testing.__main__ import main
+from metrics import bootstrap, build, by_group, classification, dispatch, language_modeling
+from reducers import argmax, sample_sums
+from tests import tiny
+
+SUMS = partial(sample_sums, shift=1)
+ROWS = tiny.lm_rows(8)
+
+
+def causal(model="llama", **changes):
+    """A right set-up for a causal language model, with `changes`."""
+    made = tiny.model(model, dtype=torch.float32) if isinstance(model, str) else model
+    settings = {"loss": causal_lm_loss, "reducer": SUMS, "metric": language_modeling(), "eval_rows": tiny.lm_rows(6, 1)}
+    return tiny.trainer(made, **({"rows": ROWS} | settings | changes))
+
+
+def classes(**changes):
+    settings = {
+        "rows": tiny.class_rows(8),
+        "loss": classification_loss,
+        "reducer": argmax,
+        "metric": classification(3),
+        "eval_rows": tiny.class_rows(6, 1),
+    }
+    return tiny.trainer(tiny.model("bert_cls"), **(settings | changes))
+
+
+def seq2seq(**changes):
+    settings = {
+        "loss": seq2seq_lm_loss,
+        "reducer": partial(sample_sums, shift=0),
+        "metric": language_modeling(),
+        "eval_rows": tiny.lm_rows(6, 1),
+        "collator": tiny.pad_seq2seq,
+    }
+    return tiny.trainer(tiny.model("t5"), ROWS, **(settings | changes))
+
+
+# --- right set-ups ---------------------------------------------------------------------------------------------------
+
+
+def with_hidden_states():
+    model = tiny.model("llama")
+    source = hidden_states(model)
+    return causal(
+        model, loss=partial(causal_lm_loss, source=source), reducer=partial(SUMS, source=source), collator=tiny.pad
+    )
+
+
+RIGHT = {
+    "causal": causal,
+    "accumulation": partial(causal, gradient_accumulation_steps=4),
+    "counted unshifted": lambda: causal("gpt2", collator=mask_first_label(tiny.pad)),
+    "hidden states": with_hidden_states,
+    "classification": classes,
+    "masked": lambda: tiny.trainer(
+        tiny.model("bert_mlm"),
+        tiny.masked_rows(8),
+        masked_lm_loss,
+        reducer=partial(sample_sums, shift=0),
+        metric=language_modeling(),
+        eval_rows=tiny.masked_rows(6),
+    ),
+    "seq2seq": seq2seq,
+    "experts": lambda: causal(
+        tiny.model("mixtral", output_router_logits=True), loss=with_auxiliary(causal_lm_loss, "aux_loss", 0.02)
+    ),
+    "streaming": lambda: causal(metric=build(language_modeling(), num_samples=6), batch_eval_metrics=True),
+    "best perplexity": lambda: causal(metric_for_best_model="perplexity", greater_is_better=False),
+    "best loss": lambda: causal(metric_for_best_model="loss"),
+    "the model's own loss": lambda: causal(loss=None),
+    "training alone": lambda: tiny.trainer(tiny.model("llama"), ROWS, causal_lm_loss),
+    "evaluation alone": lambda: causal(rows=None),
+    "two sets": lambda: causal(eval_rows={"a": ROWS, "b": ROWS}),
+    "a dict of labels": lambda: causal(collator=with_extras(WithWeights(), ["token_weights"], shift=1)),
+    "intervals": lambda: causal(metric=bootstrap(language_modeling(), n=10)),
+    "groups": lambda: classes(metric=by_group(classification(3), ["a", "b"] * 3), metric_for_best_model="accuracy"),
+    "one metric a set": lambda: causal(metric=dispatch(build(language_modeling(), num_samples=6))),
+    "grouped by length": lambda: causal(train_sampling_strategy="group_by_length"),
+    "generation": lambda: seq2seq(
+        reducer=None,
+        metric=own_metric,
+        trainer_class=transformers.Seq2SeqTrainer,
+        arguments_class=transformers.Seq2SeqTrainingArguments,
+        predict_with_generate=True,
+    ),
+    "an iterable set": lambda: causal(rows=Endless(), max_steps=1),
+}
+
+
+class WithWeights:
+    def __call__(self, rows):
+        batch = tiny.pad(rows)
+        return batch | {"token_weights": torch.ones(batch["labels"].shape)}
+
+
+class Endless(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(ROWS)
+
+
+@pytest.mark.parametrize("make", RIGHT.values(), ids=RIGHT.keys())
+def test_no_alarm(make, capsys):
+    report = check_trainer(make(), strict=True)
+    assert report.problems == ()
+    assert capsys.readouterr().out.startswith("check_trainer: no problems\n")
+
+
+# --- mistakes --------------------------------------------------------------------------------------------------------
+
+
+def mean(outputs, labels, num_items_in_batch=None):
+    return causal_lm_loss(outputs, labels)
+
+
+def one_element(outputs, labels, num_items_in_batch=None):
+    return causal_lm_loss(outputs, labels, num_items_in_batch)[None]
+
+
+def infinite(outputs, labels, num_items_in_batch=None):
+    return causal_lm_loss(outputs, labels, num_items_in_batch) * torch.inf
+
+
+def pad_labels_with_zero(rows):
+    batch = tiny.pad(rows)
+    return batch | {"labels": batch["labels"].masked_fill(batch["attention_mask"] == 0, 0)}
+
+
+def ignore_all(rows):
+    batch = tiny.pad(rows)
+    return batch | {"labels": torch.full_like(batch["labels"], -100)}
+
+
+def renamed(rows):
+    batch = tiny.pad(rows)
+    return {"target" if name == "labels" else name: value for name, value in batch.items()}
+
+
+def dict_of_labels(rows):
+    batch = tiny.pad(rows)
+    return batch | {"labels": {"labels": batch["labels"]}}
+
+
+def flat_ids(logits, labels):
+    return logits.argmax(-1)[labels != -100]
+
+
+def hits(logits, labels):
+    return logits.argmax(-1) == labels
+
+
+def array_metric(prediction):
+    return {"per_class": np.zeros(3)}
+
+
+def loss_metric(prediction):
+    return {"loss": 1.0}
+
+
+def own_metric(prediction):
+    return {"score": 1.0}
+
+
+class Long(list):
+    """A data set that claims to have a hundred million rows."""
+
+    def __len__(self):
+        return 100_000_000
+
+
+class PlainTuple(torch.nn.Module):
+    config = types.SimpleNamespace(keys_to_ignore_at_inference=[])
+
+    def __init__(self):
+        super().__init__()
+        self.inner = tiny.model("llama")
+
+    def forward(self, input_ids, attention_mask=None, labels=None):
+        return (self.inner(input_ids=input_ids, attention_mask=attention_mask).logits, input_ids)
+
+
+class NoLogits(PlainTuple):
+    def forward(self, input_ids, attention_mask=None, labels=None):
+        return {"logits": None, "hidden": self.inner(input_ids=input_ids).logits}
+
+
+class Anything(PlainTuple):
+    def forward(self, **batch):
+        batch.pop("labels", None)
+        return self.inner(**batch)
+
+
+def own_source_of_another_model():
+    return partial(causal_lm_loss, source=hidden_states(tiny.model("llama")))
+
+
+# name: (what makes the Trainer, the check that finds it, what it says)
+MISTAKES = {
+    "mean instead of sum / count": (
+        lambda: causal(loss=mean, gradient_accumulation_steps=4), "count", "up to 4 times too large"
+    ),
+    "counted unshifted": (lambda: causal("gpt2", rows=tiny.lm_rows(8, prompt=False)), "count", "mask_first_label"),
+    "uncounted dict of labels": (lambda: causal(collator=dict_of_labels), "count", "shift_labels"),
+    "labels on padding": (lambda: causal(collator=pad_labels_with_zero), "padding", "stand on padding"),
+    "every label ignored": (lambda: causal(collator=ignore_all), "labels", "every label"),
+    "labels under another name": (lambda: causal(collator=renamed, loss=mean), "labels", "target"),
+    "loss of shape (1,)": (lambda: causal(loss=one_element), "loss", "shape (1,)"),
+    "infinite loss": (lambda: causal(loss=infinite), "loss", "inf"),
+    "labels out of range": (lambda: causal(tiny.model("llama", vocab_size=32)), "raised", "IndexError"),
+    "more classes than logits": (lambda: classes(rows=tiny.class_rows(8, num_labels=9)), "raised", "out of range"),
+    "hidden states of another model": (
+        lambda: causal(loss=own_source_of_another_model()), "raised", "saw no forward"
+    ),
+    "label_smoothing_factor": (lambda: causal(label_smoothing_factor=0.1), "label smoothing", "is ignored"),
+    "experts without their term": (
+        lambda: causal(tiny.model("mixtral", output_router_logits=True)), "auxiliary loss", "with_auxiliary"
+    ),
+    "no decoder inputs": (lambda: seq2seq(collator=tiny.pad), "decoder inputs", "with_decoder_inputs"),
+    "a plain tuple": (lambda: causal(PlainTuple(), loss=lambda *_, **__: torch.ones(())), "logits", "ModelOutput"),
+    "no logits": (lambda: causal(NoLogits()), "logits", "hidden_states(model)"),
+    "no label names": (lambda: causal(Anything()), "metric runs", "no labels"),
+    "wrong label names": (lambda: causal(label_names=["target"]), "metric runs", "never called"),
+    "prediction_loss_only": (lambda: causal(prediction_loss_only=True), "metric runs", "drop one"),
+    "hidden states kept": (
+        lambda: causal(tiny.model("llama", output_hidden_states=True)), "kept outputs", "hidden_states"
+    ),
+    "no shift": (lambda: causal(reducer=sample_sums), "raised", "need a shift"),
+    "flattened": (lambda: causal(reducer=flat_ids, metric=own_metric), "reducer", "first dimension"),
+    "bool": (lambda: causal(reducer=hits, metric=own_metric), "reducer", "torch.bool"),
+    "no reducer": (lambda: causal(reducer=None, metric=own_metric, eval_rows=Long(ROWS)), "memory", "sample_sums"),
+    "the metric of another reducer": (lambda: causal(reducer=partial(argmax, shift=1)), "raised", "needs the columns"),
+    "an array as a score": (lambda: causal(metric=array_metric), "scores", "first checkpoint"),
+    "a score called loss": (lambda: causal(metric=loss_metric), "scores", "rename"),
+    "no such best metric": (lambda: causal(metric_for_best_model="f1"), "best model", "is no score"),
+    "worst is best": (lambda: causal(metric_for_best_model="perplexity"), "best model", "worst perplexity"),
+    "streaming without a length": (lambda: causal(batch_eval_metrics=True), "streaming", "num_samples"),
+    "another length": (lambda: causal(metric=build(language_modeling(), num_samples=7)), "streaming", "expects 7"),
+    "streaming what needs all rows": (
+        lambda: causal(metric=bootstrap(language_modeling()), batch_eval_metrics=True), "streaming", "cannot stream"
+    ),
+    "grouped by length": (
+        lambda: classes(metric=by_group(classification(3), ["a", "b"] * 3), train_sampling_strategy="group_by_length"),
+        "order",
+        "reorders",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "check", "message"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_mistakes_are_found(make, check, message, capsys):
+    report = check_trainer(make())
+    said = [f"{finding.found} -> {finding.fix}" for name, finding in report.problems if name == check]
+    assert any(message in text for text in said), report
+    assert "\n! " in capsys.readouterr().out
+    with pytest.raises(AssertionError, match="problem"):
+        check_trainer(make(), strict=True)
+
+
+def test_there_are_twenty_and_more():
+    assert len(MISTAKES) >= 20
+
+
+def problems(trainer, check):
+    return [finding.found for name, finding in check_trainer(trainer).problems if name == check]
+
+
+def test_a_release_in_which_no_loss_is_right(monkeypatch):
+    monkeypatch.setattr(sys.modules["transformers"], "__version__", "5.3.0")
+    assert "5.3.0" in problems(causal(), "releases")[0]
+
+
+def test_a_module_in_the_way(monkeypatch):
+    monkeypatch.setitem(sys.modules, "metrics", types.ModuleType("metrics"))
+    assert "metrics" in problems(classes(metric=None), "packages")[0]
+
+
+def test_processes(monkeypatch):
+    trainer = causal(average_tokens_across_devices=False)
+    monkeypatch.setattr(type(trainer.args), "world_size", property(lambda args: 2))
+    said = "; ".join(problems(trainer, "processes"))
+    assert "ddp_find_unused_parameters" in said
+    assert "its own count" in said
+
+
+def test_liger_takes_the_logits_away():
+    trainer = causal()
+    trainer.args.use_liger_kernel = True
+    assert "use_liger_kernel" in problems(trainer, "logits")[0]
+
+
+def test_an_iterator_is_not_used_up():
+    rows = iter(ROWS)
+    trainer = causal()
+    trainer.train_dataset = rows
+    assert "iterator" in problems(trainer, "raised")[0]
+    assert len(list(rows)) == len(ROWS)
+
+
+def test_supported_releases_are_those_that_are_installed():
+    project = Path(__file__).parents[2].joinpath("pyproject.toml").read_text()
+    (line,) = (line for line in project.splitlines() if line.strip().startswith('"transformers'))
+    assert line.strip().strip('",').removeprefix("transformers") == checks.SUPPORTED
+
+
+# --- nothing is changed ----------------------------------------------------------------------------------------------
+
+
+class Drawing:
+    """A collator that draws from every generator there is."""
+
+    def __call__(self, rows):
+        torch.rand(1), random.random(), np.random.rand()  # noqa: NPY002
+        return tiny.pad(rows)
+
+
+def state(trainer):
+    return {
+        "model": {name: value.clone() for name, value in trainer.model.state_dict().items()},
+        "modes": [module.training for module in trainer.model.modules()],
+        "attributes": {name: id(value) for name, value in vars(trainer).items()},
+        "log": list(trainer.state.log_history),
+        "random": [torch.get_rng_state(), random.getstate(), np.random.get_state()],  # noqa: NPY002
+        "loaders": len(trainer.accelerator._dataloaders),
+        "gradients": [parameter.grad for parameter in trainer.model.parameters()],
+    }
+
+
+@pytest.mark.parametrize("loss", [causal_lm_loss, one_element, mean])
+def test_nothing_is_changed(loss):
+    trainer = causal(loss=loss, collator=Drawing(), metric=build(language_modeling(), num_samples=6))
+    trainer.model.train()
+    trainer.model.lm_head.eval()
+    before = state(trainer)
+    check_trainer(trainer)
+    after = state(trainer)
+    for name in ("modes", "attributes", "log", "loaders", "gradients"):
+        assert after[name] == before[name]
+    assert all(torch.equal(after["model"][name], value) for name, value in before["model"].items())
+    assert torch.equal(after["random"][0], before["random"][0])
+    assert after["random"][1] == before["random"][1]
+    assert all(np.array_equal(a, b) for a, b in zip(after["random"][2], before["random"][2], strict=True))
+
+
+def test_training_goes_on_as_if_nobody_had_looked():
+    looked, other = causal(), causal()
+    check_trainer(looked)
+    assert torch.equal(tiny.gradient_of(looked), tiny.gradient_of(other))
+    assert looked.evaluate()["eval_perplexity"] == other.evaluate()["eval_perplexity"]
+    assert check_trainer(looked).problems == ()
+
+
+def two_ranks():
+    trainer = causal(per_device_train_batch_size=4, ddp_find_unused_parameters=False, loss=mean)
+    said = [finding.found for _, finding in check_trainer(trainer).problems]
+    trainer.train()
+    return said
+
+
+@pytest.mark.distributed
+def test_two_processes():
+    for said in tiny.run_distributed(two_ranks):
+        (problem,) = said
+        assert "up to 2 times too large" in problem
+
+
+def test_one_forward_a_look_and_no_backward():
+    trainer = causal()
+    with mock.patch.object(type(trainer.model), "forward", autospec=True, side_effect=type(trainer.model).forward) as f:
+        check_trainer(trainer)
+    assert f.call_count == 2  # one as in training, one as in evaluation
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """One id a letter."""
+    letters = {letter: place for place, letter in enumerate("_?abcdefghijklmnopqrstuvwxyz ")}
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(letters, unk_token="?"))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="_", unk_token="?")
+
+
+@pytest.fixture
+def folder(tmp_path, tokenizer):
+    tokenizer.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.mark.parametrize("model", ["llama", "gpt2"])
+def test_command_on_running_text(model, folder, tmp_path, capsys):
+    tiny.model(model, dtype=torch.float32).save_pretrained(folder)
+    tmp_path.joinpath("lines.txt").write_text("the first line\nanother one\n" * 6)
+    assert main([str(folder), str(tmp_path / "lines.txt")]) == 0
+    said = capsys.readouterr().out
+    assert "no problems" in said
+    assert "perplexity" in said
+
+
+def test_command_on_classes(folder, tmp_path, capsys):
+    tiny.model("bert_cls", dtype=torch.float32).save_pretrained(folder)
+    rows = [{"text": "good and bad", "label": place % 3} for place in range(9)]
+    tmp_path.joinpath("rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert main([str(folder), str(tmp_path / "rows.jsonl")]) == 0
+    assert "f1" in capsys.readouterr().out
+
+
+def test_command_finds_labels_out_of_range(folder, tmp_path, capsys):
+    tiny.model("bert_cls", dtype=torch.float32).save_pretrained(folder)
+    tmp_path.joinpath("rows.csv").write_text("text,label\ngood,1\nbad,7\n")
+    assert main([str(folder), str(tmp_path / "rows.csv")]) == 1
+    assert "out of range" in capsys.readouterr().out
+
+
+def test_command_needs_the_right_columns(folder, tmp_path):
+    tiny.model("bert_cls", dtype=torch.float32).save_pretrained(folder)
+    tmp_path.joinpath("rows.csv").write_text("words,class\ngood,1\n")
+    with pytest.raises(SystemExit, match="words, class"):
+        main([str(folder), str(tmp_path / "rows.csv")])
+
+
+def test_command_knows_its_models(folder, tmp_path):
+    tiny.model("bert_qa", dtype=torch.float32).save_pretrained(folder)
+    tmp_path.joinpath("lines.txt").write_text("a line\n")
+    with pytest.raises(SystemExit, match="BertForQuestionAnswering"):
+        main([str(folder), str(tmp_path / "lines.txt")])
