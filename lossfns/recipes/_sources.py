@@ -40,7 +40,7 @@ class Statement:
     def first_line(self) -> int:
         """Where it begins, decorators included, counted from 1."""
         decorators: list[ast.expr] = getattr(self.node, "decorator_list", [])
-        return min(part.lineno for part in (self.node, *decorators))
+        return min([self.node.lineno, *(decorator.lineno for decorator in decorators)])
 
 
 @dataclass(frozen=True)
