@@ -20,7 +20,8 @@ from ._trainer_look import Look, by_position, look
 # As in pyproject.toml: those in between divide every gradient by the accumulation steps once more.
 SUPPORTED = ">=4.57,!=5.2.*,!=5.3.*,!=5.4.*,!=5.5.0,!=5.5.1,!=5.5.2,!=5.5.3"
 LARGE = 1 << 30  # bytes that an evaluation may keep unasked
-OPTIONAL_OUTPUTS = ("hidden_states", "attentions", "past_key_values", "cross_attentions")
+CACHES = ("past_key_values", "cache")  # up to transformers 5.23, and since
+OPTIONAL_OUTPUTS = ("hidden_states", "attentions", "cross_attentions", *CACHES)
 SIGNATURES = {"lossfns": "token_statistics", "reducers": "sample_sums", "metrics": "best_model_kwargs"}
 
 
@@ -286,7 +287,7 @@ def kept_outputs(seen: Look) -> Findings:
     if seen.logits is None or not isinstance(seen.outputs, Mapping):
         return
     ignored = _ignored(seen)
-    there = [name for name in OPTIONAL_OUTPUTS if seen.outputs.get(name) is not None and name not in ignored]
+    there = [name for name in seen.outputs if name in OPTIONAL_OUTPUTS and name not in ignored]
     if there:
         size = _size(sum(_bytes(seen.outputs[name]) for name in there))
         yield Finding(
@@ -471,7 +472,7 @@ def _is_encoder_decoder(seen: Look) -> bool:
 def _ignored(seen: Look) -> list[str]:
     """Outputs that an evaluation leaves out."""
     config = getattr(seen.trainer.model, "config", None)
-    return list(getattr(config, "keys_to_ignore_at_inference", ["past_key_values"]))
+    return list(getattr(config, "keys_to_ignore_at_inference", CACHES))
 
 
 def _named_logits(seen: Look) -> Any:

@@ -204,6 +204,12 @@ class NoLogits(PlainTuple):
         return {"logits": None, "hidden": self.inner(input_ids=input_ids).logits}
 
 
+class WithCache(PlainTuple):
+    def forward(self, input_ids, attention_mask=None, labels=None):
+        logits = self.inner(input_ids=input_ids).logits
+        return {"logits": logits, "past_key_values": (torch.zeros(len(logits), 4),)}
+
+
 class Anything(PlainTuple):
     def forward(self, **batch):
         batch.pop("labels", None)
@@ -244,6 +250,7 @@ MISTAKES = {
     "hidden states kept": (
         lambda: causal(tiny.model("llama", output_hidden_states=True)), "kept outputs", "hidden_states"
     ),
+    "a cache kept": (lambda: causal(WithCache()), "kept outputs", "past_key_values"),
     "no shift": (lambda: causal(reducer=sample_sums), "raised", "need a shift"),
     "flattened": (lambda: causal(reducer=flat_ids, metric=own_metric), "reducer", "first dimension"),
     "bool": (lambda: causal(reducer=hits, metric=own_metric), "reducer", "torch.bool"),

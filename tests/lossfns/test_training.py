@@ -107,6 +107,27 @@ def test_every_line_is_the_mean_over_its_window(accumulation, steps):
             assert line["cross_entropy"] == pytest.approx(wanted["cross_entropy"], rel=1e-9)
 
 
+def test_a_mean_over_batches_is_another_number():
+    """What a callback that averages the accuracies of the micro-batches would log: these rows tell them apart."""
+    model, recorder = tiny.model("llama"), Recorder()
+    trainer, _ = watched_trainer(model=model, collator=recorder, gradient_accumulation_steps=4, logging_steps=3)
+    trainer.train()
+    batches = [expected(model, batch) for batch in recorder.batches]
+    for name in COLUMNS:
+        of_batches = sum(batch[name] for batch in batches) / len(batches)
+        assert lines(trainer)[0][name] != pytest.approx(of_batches, rel=1e-3)
+
+
+def test_a_callback_that_comes_last_reaches_nobody():
+    """Why the metrics go to the front: where callbacks are added, the reporter has read the line before."""
+    reporter = Reporter()
+    trainer, _ = watched_trainer(callbacks=[reporter])
+    callbacks = trainer.callback_handler.callbacks
+    callbacks.append(callbacks.pop(0))
+    trainer.train()
+    assert not any("token_accuracy" in line for line in reporter.seen)
+
+
 @pytest.mark.parametrize("accumulation", [1, 4])
 def test_weights_times_parts_are_the_logged_loss(accumulation):
     trainer, _ = watched_trainer(gradient_accumulation_steps=accumulation)
