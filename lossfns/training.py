@@ -121,23 +121,17 @@ class WatchedLoss:
         return added(calls, values)
 
     def _add_parts(self, calls: Sequence[Call], values: Sequence[Tensor], taken: Sequence[Notes]) -> None:
-        shares = [notes.share for notes in taken if notes.share is not None]
-        for call, value, notes in zip(calls, values, taken, strict=True):
-            names, parts = call.names, [part for _, part in notes.parts]
-            if len(names) == 1:
-                parts = [value.detach()]
-            elif not names:
-                names = tuple(name for name, _ in notes.parts)
-            if not names:
-                continue
-            if not shares:
+        any_share = next((notes.share for notes in taken if notes.share is not None), None)
+        found = [part for each in zip(calls, values, taken, strict=True) for part in _parts(*each)]
+        _check_names([*(name for name, _ in self.columns), *(name for name, _, _ in found)])
+        for name, part, own_share in found:
+            share = any_share if own_share is None else own_share  # a loss of one's own counts like the others
+            if share is None:
                 raise ValueError(
                     f"{name_of(self.loss)} divides by a count of its own, so that its parts cannot be averaged over "
                     "batches: let at least one part be a loss of this package"
                 )
-            _check_names([*(name for name, _ in self.columns), *names])
-            for name, part in zip(names, parts, strict=True):
-                self.metrics.add(name, part, notes.share if notes.share is not None else shares[0])
+            self.metrics.add(name, part, share)
 
     def _add_columns(self, taken: Sequence[Notes]) -> None:
         measured = next((notes.measured for notes in taken if notes.measured), None)
@@ -148,7 +142,7 @@ class WatchedLoss:
                 "watch(loss, metrics)"
             )
         items = next(iter(measured.values()))
-        number = torch.tensor(float(items.numel()), device=items.device)
+        number = torch.full((), float(items.numel()), device=items.device)  # unlike a tensor() waits for no device
         made = item_columns(measured, (column for _, column in self.columns))
         for name, column in self.columns:
             self.metrics.add(name, made[column].sum(dtype=accumulator_dtype(items.device)), number)
@@ -186,6 +180,14 @@ def watch(loss: Loss, metrics: TrainingMetrics, /, **columns: str) -> WatchedLos
     fields_of(columns.values())
     _check_names(list(columns))
     return WatchedLoss(loss, metrics, tuple(columns.items()))
+
+
+def _parts(call: Call, value: Tensor, notes: Notes) -> list[tuple[str, Tensor, Tensor | None]]:
+    """The parts that a call computed: name, value and share of the window."""
+    if len(call.names) == 1:
+        return [(call.names[0], value.detach(), notes.share)]
+    names = call.names or [name for name, _ in notes.parts]
+    return [(name, part, notes.share) for name, (_, part) in zip(names, notes.parts, strict=True)]
 
 
 def _check_names(names: Sequence[str]) -> None:
