@@ -5,20 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
+
+from .alignment import widened
 
 Batch = dict[str, Any]
 Collator = Callable[[list[Any]], Batch]
 
 
 def batch_labels(batch: Batch, *, dimensions: int | None = 2) -> Tensor:
-    """The integer labels of a batch, `(B, S)` unless told otherwise, or an error that says what is there instead."""
+    """The integer labels of a batch, `(B, S)` unless told otherwise, or an error that says what is there instead.
+
+    Narrow ones come as int64, which can hold -100.
+    """
     labels = batch.get("labels")
-    fits = isinstance(labels, Tensor) and dimensions in (None, labels.ndim) and not labels.is_floating_point()
-    if not isinstance(labels, Tensor) or not fits:
+    fits = isinstance(labels, Tensor) and dimensions in (None, labels.ndim)
+    if not isinstance(labels, Tensor) or not fits or labels.is_floating_point() or labels.dtype == torch.bool:
         shape = "" if dimensions is None else " of shape (batch, sequence)"
         raise ValueError(f"the collator must return integer labels{shape}, got {described(labels)}")
-    return labels
+    return widened(labels)
 
 
 def described(labels: Any) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ._batch import Batch, Collator, batch_labels
-from .alignment import IGNORED, split_labels
+from .alignment import IGNORED, check_shift, split_labels
 from .normalization import MARKERS
 
 
@@ -28,7 +28,8 @@ class WithExtras:
     shift: int | None
 
     def __call__(self, features: list[Any]) -> Batch:
-        columns = {name: [row[name] for row in features] for name in self.names if name in features[0]}
+        everywhere = [name for name in self.names if all(name in row for row in features)]
+        columns = {name: [row[name] for row in features] for name in everywhere}
         rest = [{name: value for name, value in row.items() if name not in columns} for row in features]
         batch = self.collator(rest)
         made = {name: _safe(batch[name]) for name in self.names if name in batch}
@@ -64,7 +65,8 @@ def with_extras(collator: Collator, names: Iterable[str], *, shift: int | None =
 
     Raises:
         TypeError: names are not strings.
-        ValueError: in the call: an extra is missing or does not fit the labels, no shift, or the collator does not pad.
+        ValueError: `shift` is no number of places; in the call: an extra is missing or does not fit the labels, no
+            shift, or the collator does not pad.
 
     Example:
         >>> collate = with_extras(lambda rows: {"labels": torch.tensor([row["labels"] for row in rows])},
@@ -73,6 +75,8 @@ def with_extras(collator: Collator, names: Iterable[str], *, shift: int | None =
         >>> batch["labels"]["token_weights"], batch["shift_labels"]
         (tensor([[0.0000, 0.5000]]), tensor([[   5, -100]]))
     """
+    if shift is not None:
+        check_shift(shift)
     given = tuple(names)
     if isinstance(names, str) or not all(isinstance(name, str) for name in given):
         raise TypeError(f"names must be a sequence of column names, got {names!r}")
@@ -114,6 +118,7 @@ def count_sequences(collator: Collator, *, shift: int) -> CountSequences:
         tensor([[-100,    0, -100],
                 [-100, -100, -100]])
     """
+    check_shift(shift)
     return CountSequences(collator, shift)
 
 
@@ -158,6 +163,7 @@ def count_pairs(collator: Collator, *, shift: int) -> CountPairs:
         >>> batch["labels"]["pair_ids"], batch["shift_labels"]
         (tensor([0, 1, 0, 1]), tensor([   0, -100, -100, -100]))
     """
+    check_shift(shift)
     return CountPairs(collator, shift)
 
 

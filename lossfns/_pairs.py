@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ._batch import Batch, Collator, batch_labels
 from ._label_dicts import label_dict, one_each, scored_places
+from .alignment import check_shift
 from .normalization import MARKERS
 
 CHOSEN, REJECTED = "chosen", "rejected"
@@ -76,6 +77,8 @@ def stack_pairs(collator: Collator, *, shift: int | None = None) -> StackPairs:
         >>> batch["labels"]["labels"].tolist(), batch["shift_labels"]
         ([[[5, 5], [6, 7]]], tensor([0]))
     """
+    if shift is not None:
+        check_shift(shift)
     return StackPairs(collator, shift)
 
 

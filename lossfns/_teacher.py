@@ -179,6 +179,8 @@ def _run(
     teacher: nn.Module | HiddenStates, extras: Mapping[str, Tensor], like: Tensor, rows: Rows
 ) -> LogitsTeacher | HiddenTeacher:
     model = teacher.model if isinstance(teacher, HiddenStates) else teacher
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"teacher must be a model or its hidden_states(teacher), not {type(model).__name__}")
     inputs = {name.removeprefix(PREFIX): tensor for name, tensor in extras.items() if name.startswith(PREFIX)}
     if not inputs:
         raise ValueError(

@@ -31,7 +31,8 @@ def split_labels(labels: Tensor | Mapping[str, Tensor] | None) -> tuple[Tensor, 
         labels: ids, or `{"labels": ids, name: tensor, ...}`.
 
     Returns:
-        The ids and the extras by name.
+        The ids and the extras by name. Ids narrower than 32 bits come as int64: uint8 would take 156 for -100, and
+        products with int8 and int16 overflow.
 
     Raises:
         ValueError: there are no labels.
@@ -42,14 +43,35 @@ def split_labels(labels: Tensor | Mapping[str, Tensor] | None) -> tuple[Tensor, 
             "labels are None, but a loss needs them: the batch has no key 'labels'. Add it in the data collator "
             "(question answering: lossfns.collators.pack_spans(collator), with label_names=['labels'])"
         )
-    if isinstance(labels, Mapping):
-        if not isinstance(labels.get("labels"), Tensor):
-            raise ValueError(f"a dict of labels needs the tensor 'labels' among its keys; it has {sorted(labels)}")
-        extras = {name: value for name, value in labels.items() if name != "labels"}
-        return labels["labels"], extras
-    if not isinstance(labels, Tensor):
+    if isinstance(labels, Tensor):
+        return widened(labels), {}
+    if not isinstance(labels, Mapping):
         raise TypeError(f"labels must be a tensor or a dict of tensors, not {type(labels).__name__}")
-    return labels, {}
+    if not isinstance(labels.get("labels"), Tensor):
+        raise ValueError(f"a dict of labels needs the tensor 'labels' among its keys; it has {sorted(labels)}")
+    for name, value in labels.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(f"'{name}' in the dict of labels must be a tensor, not {type(value).__name__}")
+    return widened(labels["labels"]), {name: value for name, value in labels.items() if name != "labels"}
+
+
+def widened(ids: Tensor) -> Tensor:
+    """Integers narrower than 32 bits as int64, everything else as it is."""
+    return ids.long() if ids.dtype in (torch.uint8, torch.int8, torch.int16) else ids
+
+
+def check_ids(labels: Any) -> None:
+    """Raise TypeError unless `labels` are a tensor of integers."""
+    if not isinstance(labels, Tensor):
+        raise TypeError(f"labels must be a tensor, not {type(labels).__name__}")
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise TypeError(f"labels must be integer class ids, not {labels.dtype}")
+
+
+def check_shift(shift: int) -> None:
+    """Raise ValueError unless `shift` is a number of places."""
+    if isinstance(shift, bool) or not isinstance(shift, int) or shift < 0:
+        raise ValueError(f"shift must be an int >= 0 (1 causal, 0 masked or classification), not {shift!r}")
 
 
 def select_logits(
@@ -173,11 +195,15 @@ def align(
 
     Raises:
         ValueError: shapes do not fit, logits are shorter than labels, or a label is out of range.
-        TypeError: labels are not integers.
+        TypeError: labels or `ignore_index` are not integers.
         RuntimeError: under torch.func, vmap or forward mode.
     """
     refuse_transforms(logits)
-    host = labels.detach().cpu().long()  # uint8 would take 156 for -100
+    check_ids(labels)
+    check_shift(shift)
+    if not isinstance(ignore_index, int):
+        raise TypeError(f"ignore_index must be an int, not {ignore_index!r}")
+    host = labels.detach().cpu().long()
     length = logits.shape[labels.ndim - 1] if 0 < labels.ndim <= logits.ndim else 0
     unpadded = padded and labels.ndim and bool((host[..., length:] == ignore_index).all())
     _check_shapes(logits, labels[..., :length] if unpadded else labels, shift)
@@ -200,10 +226,6 @@ def _lead_and_place(scored: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _check_shapes(logits: Tensor, labels: Tensor, shift: int) -> None:
-    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise TypeError(f"labels must be integer class ids, not {labels.dtype}")
-    if isinstance(shift, bool) or not isinstance(shift, int) or shift < 0:
-        raise ValueError(f"shift must be an int >= 0 (1 causal, 0 masked or classification), not {shift!r}")
     if shift and labels.ndim < 2:
         raise ValueError(
             f"shift={shift} needs labels of shape (batch, sequence), got {tuple(labels.shape)}: a shift after "

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .alignment import IGNORED, Labels, Outputs, split_labels
+from .alignment import IGNORED, Labels, Outputs, check_shift, split_labels
 from .normalization import MARKERS, NumItems, item_count
 from .terms import name_of, weighted_sum
 
@@ -67,7 +67,7 @@ def add_losses(parts: Mapping[str, tuple[float, Loss]]) -> AddedLosses:
         >>> add_losses({"ce": (0.5, causal_lm_loss), "focal": (0.5, partial(causal_lm_loss, term=focal))})
         add_losses(ce=0.5 * causal_lm_loss, focal=0.5 * causal_lm_loss(term=focal))
     """
-    if not parts:
+    if not isinstance(parts, Mapping) or not parts:
         raise TypeError('add_losses needs at least one part, as in add_losses({"ce": (1.0, causal_lm_loss)})')
     for name, part in parts.items():
         if not (isinstance(part, tuple) and len(part) == 2 and isinstance(part[0], (int, float)) and callable(part[1])):
@@ -186,6 +186,7 @@ def with_auxiliary(loss: Loss, field: str, weight: float, *, shift: int = 1) -> 
         >>> loss({"logits": torch.zeros(1, 2, 4), "aux_loss": torch.tensor(2.0)}, torch.tensor([[1, 2]]))
         tensor(2.3863)
     """
+    check_shift(shift)
     return WithAuxiliary(loss, field, weight, shift)
 
 

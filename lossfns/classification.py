@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Literal
 
@@ -170,9 +171,9 @@ def _check_shapes(logits: Tensor, labels: Tensor, dimensions: int, soft: bool) -
         )
 
 
-def _by_class(values: ClassValues, name: str, logits: Tensor) -> Tensor:
-    """One number a class of the logits, `(C,)` float64 on the host."""
-    table = class_table(values, name)
+def _by_class(values: ClassValues, name: str, logits: Tensor, *, smallest: float = -math.inf) -> Tensor:
+    """One number of at least `smallest` a class of the logits, `(C,)` float64 on the host."""
+    table = class_table(values, name, smallest=smallest)
     if table.numel() != logits.shape[-1]:
         raise ValueError(f"{name} is for {table.numel()} classes, the logits have {logits.shape[-1]}")
     return table
@@ -225,7 +226,8 @@ def multi_label_loss(
         is missing.
 
     Raises:
-        ValueError: labels are missing, of another shape or outside 0 to 1; `pos_weight` does not fit the classes.
+        ValueError: labels are missing, of another shape or outside 0 to 1; `pos_weight` is negative or does not fit the
+            classes.
         TypeError: the term asks for something unknown.
 
     Source:
@@ -238,13 +240,13 @@ def multi_label_loss(
     """
     targets, extras = split_labels(labels)
     logits = select_logits(outputs, targets[..., 0] if targets.ndim > 1 else targets, select)
-    if targets.shape != logits.shape:
+    if targets.shape != logits.shape or not targets.ndim:
         raise ValueError(
             f"logits {tuple(logits.shape)} and labels {tuple(targets.shape)} do not fit: expected labels 0 or 1 of the "
             "logits' shape (batch, labels); class ids go to classification_loss"
         )
     check_smoothing(label_smoothing)
-    weight = None if pos_weight is None else _by_class(pos_weight, "pos_weight", logits)
+    weight = None if pos_weight is None else _by_class(pos_weight, "pos_weight", logits, smallest=0.0)
     host = targets.detach().cpu()
     wrong = (host != IGNORED) & ~((host >= 0) & (host <= 1))
     if bool(wrong.any()):

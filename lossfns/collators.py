@@ -40,7 +40,7 @@ class MaskFirstLabel:
     def __call__(self, features: list[Any]) -> Batch:
         batch = self.collator(features)
         labels = batch_labels(batch).clone()
-        labels[:, 0] = IGNORED
+        labels[:, :1] = IGNORED
         return {**batch, "labels": labels}
 
 
@@ -102,7 +102,8 @@ def replace_labels(collator: Collator, replacements: Mapping[int, int]) -> Repla
         tensor([[   0,    0],
                 [   2, -100]])
     """
-    if not all(type(value) is int for pair in replacements.items() for value in pair):
+    pairs = replacements.items() if isinstance(replacements, Mapping) else [(replacements,)]
+    if not all(type(value) is int for pair in pairs for value in pair):
         raise TypeError(f"replacements map integers to integers, as in {{255: {IGNORED}}}, got {replacements!r}")
     return ReplaceLabels(collator, dict(replacements))
 
@@ -277,10 +278,11 @@ def with_decoder_inputs(collator: Collator, model: Any) -> WithDecoderInputs:
         >>> collate([[5, 6, 2], [7, 2, -100]])["decoder_input_ids"].tolist()
         [[0, 5, 6], [0, 7, 2]]
     """
-    start, pad = (getattr(model.config, name, None) for name in ("decoder_start_token_id", "pad_token_id"))
+    config = getattr(model, "config", None)
+    start, pad = (getattr(config, name, None) for name in ("decoder_start_token_id", "pad_token_id"))
     if start is None or pad is None:
         raise ValueError(
-            f"decoder inputs need config.decoder_start_token_id and config.pad_token_id, got {start} and {pad}"
+            f"decoder inputs need model.config.decoder_start_token_id and pad_token_id, got {start} and {pad}"
         )
     own = getattr(model, "prepare_decoder_input_ids_from_labels", None)
     probe = torch.tensor([[pad + 1, pad + 2, IGNORED]])

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from ._autograd import autocast_off, uncompiled
 from ._rows import compute_dtype
-from .alignment import IGNORED, Outputs, Selector, check_logits, select_logits, split_labels
+from .alignment import IGNORED, Labels, Outputs, Selector, check_ids, check_logits, select_logits, split_labels
 from .normalization import NumItems, divide, item_count
 from .sources import FromLogits, label_loss
 from .terms import cross_entropy
@@ -28,7 +28,7 @@ Mining = Callable[[Tensor, Tensor, Tensor, float], Tensor]  # see `batch_hard`
 @uncompiled
 def clip_loss(
     outputs: Outputs,
-    labels: Tensor | None = None,
+    labels: Labels | None = None,
     num_items_in_batch: NumItems = None,
     *,
     select: Selector | None = None,
@@ -71,7 +71,7 @@ def clip_loss(
 @uncompiled
 def info_nce_loss(
     outputs: Outputs,
-    labels: Tensor | None = None,
+    labels: Labels | None = None,
     num_items_in_batch: NumItems = None,
     *,
     select: Callable[[Any], Pair],
@@ -125,11 +125,11 @@ def _named(outputs: Outputs, name: str) -> Tensor:
     return found
 
 
-def _matching(similarities: Tensor, labels: Tensor | None, num_items_in_batch: NumItems, *, symmetric: bool) -> Tensor:
+def _matching(similarities: Tensor, labels: Labels | None, num_items_in_batch: NumItems, *, symmetric: bool) -> Tensor:
     """Cross-entropy of the diagonal, by rows, or by rows and columns; what counts as the same is no negative."""
-    samples = similarities.shape[0]
-    if similarities.shape != (samples, samples):
+    if similarities.ndim != 2 or similarities.shape[0] != similarities.shape[1]:
         raise ValueError(f"similarities must be (batch, batch), got {tuple(similarities.shape)}")
+    samples = len(similarities)
     targets = torch.arange(samples, device=similarities.device)
     if labels is not None:
         ids = _sample_ids(labels, samples).to(similarities.device)
@@ -143,12 +143,12 @@ def _matching(similarities: Tensor, labels: Tensor | None, num_items_in_batch: N
     return label_loss(FromLogits(similarities), targets, {}, num_items_in_batch, cross_entropy)
 
 
-def _sample_ids(labels: Tensor, samples: int) -> Tensor:
-    if labels.is_floating_point() or labels.dtype == torch.bool:
-        raise TypeError(f"labels must be integer ids, not {labels.dtype}")
-    if labels.shape != (samples,):
-        raise ValueError(f"labels {tuple(labels.shape)} must be one id a sample, ({samples},)")
-    return labels
+def _sample_ids(labels: Labels, samples: int) -> Tensor:
+    ids, _ = split_labels(labels)
+    check_ids(ids)
+    if ids.shape != (samples,):
+        raise ValueError(f"labels {tuple(ids.shape)} must be one id a sample, ({samples},)")
+    return ids
 
 
 def batch_hard(distances: Tensor, positive: Tensor, negative: Tensor, margin: float) -> Tensor:
@@ -208,7 +208,7 @@ def semi_hard(distances: Tensor, positive: Tensor, negative: Tensor, margin: flo
 @uncompiled
 def triplet_loss(
     outputs: Outputs,
-    labels: Tensor,
+    labels: Labels,
     num_items_in_batch: NumItems = None,
     *,
     mining: Mining = batch_hard,
@@ -234,7 +234,7 @@ def triplet_loss(
 
     Raises:
         ValueError: labels are missing or do not fit the embeddings; the margin is not positive.
-        TypeError: labels are not integers.
+        TypeError: labels are not integers, or the mining does not return one cost an anchor.
 
     Source:
         See `batch_hard` and `semi_hard`.
@@ -250,7 +250,7 @@ def triplet_loss(
     embeddings = select_logits(outputs, ids, select)
     if embeddings.ndim != 2:
         raise ValueError(f"embeddings must be (batch, size), got {tuple(embeddings.shape)}; select= picks them")
-    ids = _sample_ids(ids, embeddings.shape[0]).to(embeddings.device)
+    ids = _sample_ids(labels, embeddings.shape[0]).to(embeddings.device)
     scored = ids != IGNORED
     both = scored[:, None] & scored
     same = ids[:, None] == ids
@@ -259,5 +259,8 @@ def triplet_loss(
         x = embeddings.to(compute_dtype(embeddings.dtype))
         # The other mode takes differences of squares: near samples lose their digits, and equal ones their gradient.
         distances = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
-        costs = mining(distances, positive, negative, margin).where(positive.any(1) & negative.any(1), 0)
+        costs = mining(distances, positive, negative, margin) if len(ids) else distances.sum(1)
+        if costs.shape != ids.shape:
+            raise TypeError(f"mining returned {tuple(costs.shape)} for {len(ids)} anchors, not one cost an anchor")
+        costs = costs.where(positive.any(1) & negative.any(1), 0)
         return divide(costs, item_count(num_items_in_batch, scored.sum(), embeddings.device))

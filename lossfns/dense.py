@@ -65,8 +65,8 @@ def segmentation_loss(
         >>> segmentation_loss({"logits": torch.zeros(1, 2, 1, 1)}, labels, dice=1.0)
         tensor(1.2074)
     """
-    if term is None and not dice > 0:
-        raise ValueError(f"nothing to minimise: term is None and dice={dice}")
+    if not dice >= 0 or (term is None and dice == 0):
+        raise ValueError(f"dice is a weight of 0 or more, and more where term is None: nothing to minimise; got {dice}")
     ids, extras = split_labels(labels)
     logits = select_logits(outputs, ids, select)
     _check_shapes(logits, ids)
@@ -75,6 +75,8 @@ def segmentation_loss(
     pairs = align(stand_in, ids, shift=0)
     count = item_count(num_items_in_batch, len(pairs.rows), logits.device)
     bound = None if term is None else bind(term, pairs, extras, classes=classes)
+    if not len(ids):
+        return divide(logits.flatten(), count).to(compute_dtype(logits.dtype))
     values = [
         checkpoint(_image, image, size, rows, bound, here, dice, use_reentrant=False, preserve_rng_state=False)
         for image, (rows, here) in zip(logits, _by_image(pairs.rows, ids.shape), strict=True)

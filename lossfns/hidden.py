@@ -56,6 +56,8 @@ def head_token_statistics(
         tensor([[ 0.0000, -1.0986]], grad_fn=<ViewBackward0>)
     """
     check_fields(fields)
+    if softcap is not None and not softcap > 0:
+        raise ValueError(f"softcap must be positive, or None where the logits are not bounded, got {softcap}")
     opened = Head(head, classes_of(head, hidden), scale, softcap)
     pairs = align(stand_in(hidden, opened), labels, shift=shift, ignore_index=ignore_index)
     measured = head_statistics(hidden, opened, pairs.rows, fields)
@@ -214,6 +216,8 @@ def hidden_states(model: nn.Module) -> HiddenStates:
         ...     source  # partial(causal_lm_loss, source=source)
         hidden_states(LlamaForCausalLM)
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"hidden_states takes a model, not {type(model).__name__}")
     base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
     if "logits_to_keep" not in inspect.signature(base.forward).parameters:
         raise TypeError(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ._autograd import uncompiled
 from ._soft_labels import binary_loss
-from .alignment import IGNORED, Labels, Outputs, Selector, check_range, select_logits, split_labels
+from .alignment import IGNORED, Labels, Outputs, Selector, check_ids, check_range, select_logits, split_labels
 from .normalization import NumItems, item_count
 from .terms import Term, cross_entropy
 
@@ -100,8 +100,7 @@ def ordinal_loss(
     """
     ids, extras = split_labels(labels)
     logits = select_logits(outputs, ids, select)
-    if ids.is_floating_point() or ids.dtype == torch.bool:
-        raise TypeError(f"labels must be integer class ids, not {ids.dtype}")
+    check_ids(ids)
     if ids.ndim != 1 or logits.ndim != 2 or logits.shape[0] != ids.shape[0]:
         raise ValueError(
             f"logits {tuple(logits.shape)} and labels {tuple(ids.shape)} do not fit: expected class ids (batch,) and "
@@ -111,5 +110,8 @@ def ordinal_loss(
     scored = host != IGNORED
     check_range(host[scored], thresholds + 1)
     asked = torch.full(logits.shape, IGNORED)
-    asked[scored] = levels(host[scored], thresholds)
+    found = levels(host[scored], thresholds)
+    if found.shape != (int(scored.sum()), thresholds):
+        raise ValueError(f"levels returned {tuple(found.shape)}, not one of {thresholds} thresholds for each label")
+    asked[scored] = found
     return binary_loss(logits, asked, extras, item_count(num_items_in_batch, int(scored.sum()), logits.device), term)

@@ -63,7 +63,7 @@ def dpo(
         rejected: log-probability of the rejected completion, `(n,)`, nats.
         reference_chosen: the same under the reference model.
         reference_rejected: the same under the reference model.
-        beta: how dear it is to leave the reference.
+        beta: how dear it is to leave the reference, positive.
         label_smoothing: chance that the two were swapped.
 
     Returns:
@@ -77,6 +77,7 @@ def dpo(
         >>> dpo(torch.tensor([-4.0]), torch.tensor([-9.0]), torch.tensor([-5.0]), torch.tensor([-5.0]), beta=0.1)
         tensor([0.4741])
     """
+    check_positive(beta, "beta")
     check_smoothing(label_smoothing)
     margin = beta * ((chosen - reference_chosen) - (rejected - reference_rejected))
     return -(1 - label_smoothing) * F.logsigmoid(margin) - label_smoothing * F.logsigmoid(-margin)
@@ -116,7 +117,7 @@ def ipo(
         >>> ipo(-one, -two, -one, -one, one, two, beta=0.5)
         tensor([0.2500])
     """
-    _check_positive(beta, "beta")
+    check_positive(beta, "beta")
     ratio = (chosen - reference_chosen) / chosen_tokens - (rejected - reference_rejected) / rejected_tokens
     return (ratio - 1 / (2 * beta)).square()
 
@@ -137,7 +138,7 @@ def simpo(
         rejected: as for `dpo`.
         chosen_tokens: as for `ipo`.
         rejected_tokens: as for `ipo`.
-        beta: factor of the means.
+        beta: factor of the means, positive.
         gamma: by how much the chosen one has to win, after the factor.
 
     Returns:
@@ -151,6 +152,7 @@ def simpo(
         >>> simpo(-one, -2 * one, one, one, beta=2.0, gamma=1.0)
         tensor([0.3133])
     """
+    check_positive(beta, "beta")
     return bradley_terry(beta * chosen / chosen_tokens, beta * rejected / rejected_tokens, margin=gamma)
 
 
@@ -192,7 +194,7 @@ def cpo(chosen: Tensor, rejected: Tensor, chosen_tokens: Tensor, *, beta: float 
         chosen: as for `dpo`.
         rejected: as for `dpo`.
         chosen_tokens: as for `ipo`.
-        beta: factor of the difference.
+        beta: factor of the difference, positive.
         weight: of the likelihood.
 
     Returns:
@@ -206,6 +208,7 @@ def cpo(chosen: Tensor, rejected: Tensor, chosen_tokens: Tensor, *, beta: float 
         >>> cpo(torch.tensor([-2.0]), torch.tensor([-12.0]), torch.tensor([2.0]), beta=0.1)
         tensor([1.3133])
     """
+    check_positive(beta, "beta")
     return bradley_terry(beta * chosen, beta * rejected) - weight * chosen / chosen_tokens
 
 
@@ -225,7 +228,7 @@ def kto(
         desirable: `(n,)` bool.
         reference_point: what a gain is measured from, a number or `(n,)`, nats: the paper's estimate of the divergence
             from the reference model, at least 0. No gradient flows into it.
-        beta: risk aversion.
+        beta: risk aversion, positive.
         desirable_weight: lambda of desirable completions.
         undesirable_weight: lambda of undesirable completions.
 
@@ -240,6 +243,7 @@ def kto(
         >>> kto(torch.tensor([0.0, 10.0]), torch.tensor([True, False]), 0.0)
         tensor([0.5000, 0.7311])
     """
+    check_positive(beta, "beta")
     gain = beta * (log_ratio - torch.as_tensor(reference_point, dtype=log_ratio.dtype).detach())
     return torch.where(desirable, desirable_weight * (-gain).sigmoid(), undesirable_weight * gain.sigmoid())
 
@@ -298,7 +302,8 @@ def _log_odds(log_prob: Tensor) -> Tensor:
     return log_prob - miss.log()
 
 
-def _check_positive(value: float, name: str) -> None:
+def check_positive(value: float, name: str) -> None:
+    """Raise ValueError unless the option `name` is positive."""
     if not value > 0:
         raise ValueError(f"{name} must be positive, got {value}")
 

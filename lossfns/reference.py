@@ -71,7 +71,7 @@ def precompute_reference_log_probs(
         `stack_pairs` and `dpo` find them; float32 (float64 for float64 logits).
 
     Raises:
-        ValueError: an item is no pair; the cache was made from other data, or by another model.
+        ValueError: an item is no pair, `batch_size` below 1; the cache was made from other data, or by another model.
 
     Example:
         >>> from lossfns.collators import stack_pairs
@@ -82,6 +82,8 @@ def precompute_reference_log_probs(
         >>> precompute_reference_log_probs(Uniform(), pairs, stack_pairs(pad, shift=1))[0]["reference_chosen"]
         tensor(-1.3863)
     """
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     made_from = _fingerprint(model, _batches(dataset, collator, batch_size, "hashing"), (shift,)) if cache else ""
     if cache is not None and Path(cache).exists():
         return WithReference(dataset, _load(Path(cache), made_from))

@@ -193,13 +193,15 @@ def regression_loss(
 
     Raises:
         ValueError: targets are missing as a whole, NaN or infinite, or of another shape than the predictions.
-        TypeError: the term asks for something unknown.
+        TypeError: targets are complex; the term asks for something unknown.
 
     Example:
         >>> regression_loss({"logits": torch.tensor([[1.0], [2.0], [0.0]])}, torch.tensor([1.5, 4.0, -100.0]))
         tensor(2.1250)
     """
     targets, extras = split_labels(labels)
+    if targets.is_complex():
+        raise TypeError(f"targets must be real numbers, not {targets.dtype}")
     logits = select_logits(outputs, targets[..., 0] if targets.ndim > 1 else targets, select)
     predictions = _predictions(logits, targets, "log_variance" in parameters(term, extras, STATISTICS))
     pairs = _scored(targets, logits.device)
@@ -214,7 +216,7 @@ def regression_loss(
 
 def _predictions(logits: Tensor, targets: Tensor, with_variance: bool) -> tuple[Tensor, ...]:
     """Predictions, and log-variances if asked for, each with as many elements as the targets."""
-    parts = logits.chunk(2, dim=-1) if with_variance and logits.shape[-1] % 2 == 0 else (logits,)
+    parts = logits.chunk(2, dim=-1) if with_variance and logits.ndim and logits.shape[-1] % 2 == 0 else (logits,)
     one_target = targets.ndim == 1 and parts[0].shape == (*targets.shape, 1)
     if len(parts) != 1 + with_variance or not (one_target or parts[0].shape == targets.shape):
         shape = (

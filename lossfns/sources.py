@@ -75,6 +75,8 @@ def open_source(outputs: Any, labels: Tensor | None, select: Selector | None, so
     """The logits among the outputs, or what `source` kept of the same forward."""
     if source is None:
         return FromLogits(select_logits(outputs, labels, select))
+    if not isinstance(source, HiddenStates):
+        raise TypeError(f"source must be hidden_states(model), not {type(source).__name__}")
     if select is not None:
         raise ValueError("select= picks logits, source= does without them: give one of the two")
     rows = labels.shape[0] if labels is not None else select_logits(outputs, None).shape[0]

@@ -60,8 +60,10 @@ def question_answering_loss(
 
 
 def _ends(outputs: Outputs) -> tuple[Tensor, Tensor]:
-    if isinstance(outputs, Mapping) and outputs.get("start_logits") is not None:
-        return outputs["start_logits"], outputs["end_logits"]
+    if isinstance(outputs, Mapping):
+        start, end = outputs.get("start_logits"), outputs.get("end_logits")
+        if start is not None and end is not None:
+            return start, end
     if isinstance(outputs, (tuple, list)) and len(outputs) > 1:
         return outputs[0], outputs[1]
     given = sorted(outputs) if isinstance(outputs, Mapping) else type(outputs).__name__

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from ._autograd import autocast_off, uncompiled
 from ._rows import compute_dtype
-from .alignment import IGNORED, Labels, Outputs, Selector, check_range, select_logits, split_labels
+from .alignment import IGNORED, Labels, Outputs, Selector, check_ids, check_range, select_logits, split_labels
 from .normalization import NumItems, divide, item_count
 
 
@@ -97,8 +97,7 @@ def _frames(logits: Tensor, labels: Tensor, extras: dict[str, Tensor]) -> Tensor
 
 
 def _check_labels(targets: Tensor, classes: int, blank: int) -> None:
-    if targets.is_floating_point() or targets.dtype == torch.bool:
-        raise TypeError(f"labels must be integer ids, not {targets.dtype}")
+    check_ids(targets)
     if not 0 <= blank < classes:
         raise ValueError(f"blank={blank} is none of the {classes} ids of the logits")
     check_range(targets, classes)

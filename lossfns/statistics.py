@@ -74,9 +74,9 @@ def token_statistics(
 
 def check_fields(fields: Sequence[str]) -> None:
     """Raise ValueError unless `fields` are names of statistics."""
-    if isinstance(fields, str) or not {*DIFFERENTIABLE, *DISCRETE}.issuperset(fields):
+    if isinstance(fields, str) or not {*DIFFERENTIABLE, *DISCRETE}.issuperset(fields) or len({*fields}) < len(fields):
         raise ValueError(
-            f"fields must be a sequence of names out of {', '.join((*DIFFERENTIABLE, *DISCRETE))}; got {fields!r}"
+            f"fields must be a sequence of different names out of {', '.join((*DIFFERENTIABLE, *DISCRETE))}; got {fields!r}"
         )
 
 

@@ -85,7 +85,7 @@ def focal(log_prob: Tensor, *, gamma: float = 2.0) -> Tensor:
         >>> focal(torch.tensor([0.5, 0.9]).log(), gamma=2.0)
         tensor([0.1733, 0.0011])
     """
-    if gamma < 0:
+    if not gamma >= 0:
         raise ValueError(f"gamma must be >= 0, got {gamma}")
     return -log_prob * _miss(log_prob) ** gamma
 
@@ -107,7 +107,7 @@ def poly1(log_prob: Tensor, *, epsilon: float = 1.0) -> Tensor:
         >>> poly1(torch.tensor([0.5]).log(), epsilon=1.0)
         tensor([1.1931])
     """
-    if epsilon < -1:
+    if not epsilon >= -1:
         raise ValueError(f"epsilon must be >= -1, got {epsilon}")
     return -log_prob - epsilon * torch.expm1(log_prob)
 
@@ -202,7 +202,7 @@ def eaft(log_prob: Tensor, entropy: Tensor, *, alpha: float = 1.0, scale: float 
         >>> eaft(torch.tensor([0.5, 0.5]).log(), torch.tensor([0.0, 2.9957]))
         tensor([0.0000, 0.6931])
     """
-    if alpha < 0 or not scale > 0:
+    if not (alpha >= 0 and scale > 0):
         raise ValueError(f"alpha must be >= 0 and scale positive, got alpha={alpha}, scale={scale}")
     return -log_prob * (entropy.detach().clamp(min=0) / scale) ** alpha
 
@@ -347,6 +347,8 @@ def weighted_sum(*parts: tuple[float, Term]) -> Combined:
     for part in parts:
         if not (isinstance(part, tuple) and len(part) == 2 and isinstance(part[0], (int, float)) and callable(part[1])):
             raise TypeError(f"weighted_sum takes pairs (weight, term) such as (1e-4, z_loss), got {part!r}")
+        if not math.isfinite(part[0]):
+            raise ValueError(f"a weight must be finite, got {part!r}")
         parameters(part[1])
     weights, terms = zip(*parts, strict=True)
     return Combined(terms, tuple(map(float, weights)), classes=_classes(terms))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .alignment import IGNORED, check_range
+from .alignment import IGNORED, check_ids, check_range
 from .terms import ClassValues, class_table
 
 
@@ -31,8 +31,7 @@ def class_counts(labels: Any, *, num_classes: int) -> Tensor:
         tensor([1., 0., 2.], dtype=torch.float64)
     """
     ids = _flat(labels)
-    if ids.is_floating_point() or ids.dtype == torch.bool:
-        raise TypeError(f"labels must be integer class ids, not {ids.dtype}")
+    check_ids(ids)
     ids = ids.long()
     ids = ids[ids != IGNORED]
     check_range(ids, num_classes)
@@ -113,10 +112,11 @@ def balanced_pos_weight(labels: Any, *, num_classes: int) -> Tensor:
         >>> balanced_pos_weight([[1, 0], [0, 1], [0, -100]], num_classes=2)
         tensor([2., 1.], dtype=torch.float64)
     """
-    table = _flat(labels).double()
-    if table.numel() % num_classes or not bool(((table == 0) | (table == 1) | (table == IGNORED)).all()):
+    rows = [torch.as_tensor(row, dtype=torch.float64, device="cpu") for row in labels]
+    known = torch.tensor([0.0, 1.0, IGNORED], dtype=torch.float64)
+    if not all(row.shape == (num_classes,) and bool(torch.isin(row, known).all()) for row in rows):
         raise ValueError(f"labels must be 1, 0 or {IGNORED}, {num_classes} a sample, shape (N, {num_classes})")
-    table = table.view(-1, num_classes)
+    table = torch.stack(rows or [torch.empty(num_classes)])[: len(rows)]
     present, absent = (table == 1).sum(0).double(), (table == 0).sum(0).double()
     _refuse_absent(torch.minimum(present, absent), "are nowhere present, or everywhere")
     return absent / present
@@ -134,7 +134,7 @@ def ldam_margins(class_counts: ClassValues, *, max_margin: float = 0.5) -> Tenso
         `(C,)` float64.
 
     Raises:
-        ValueError: a class has no item.
+        ValueError: a class has no item, or the margin is not positive.
 
     Source:
         Cao, Wei, Gaidon, Arechiga, Ma: Learning Imbalanced Datasets with Label-Distribution-Aware Margin Loss (2019),
@@ -144,6 +144,8 @@ def ldam_margins(class_counts: ClassValues, *, max_margin: float = 0.5) -> Tenso
         >>> ldam_margins([16, 1])
         tensor([0.2500, 0.5000], dtype=torch.float64)
     """
+    if not max_margin > 0:
+        raise ValueError(f"max_margin must be positive, got {max_margin}")
     counts = class_table(class_counts, "class_counts", smallest=0.0)
     _refuse_absent(counts, "have no label")
     return max_margin * (counts.min() / counts) ** 0.25

@@ -18,7 +18,7 @@ def class_names(num_classes: int | None, id2label: Mapping[int, str] | None) -> 
     """Return a name for each class, from their number or from a model's `config.id2label`.
 
     Raises:
-        TypeError: neither or both are given, or `num_classes` is not an integer.
+        TypeError: neither or both are given, `num_classes` is not an integer, or `id2label` no dict.
         ValueError: no class, ids that are not 0, 1, 2, ..., or two classes with one name.
     """
     if (num_classes is None) == (id2label is None):
@@ -27,6 +27,8 @@ def class_names(num_classes: int | None, id2label: Mapping[int, str] | None) -> 
         if not isinstance(num_classes, int):
             raise TypeError(f"num_classes is the number of classes; a {type(num_classes).__name__} came")
         id2label = {place: str(place) for place in range(num_classes)}
+    if not isinstance(id2label, Mapping):
+        raise TypeError(f"id2label is a dict of names by id, model.config.id2label; a {type(id2label).__name__} came")
     named = {int(place): str(name) for place, name in id2label.items()}  # JSON makes strings of the ids
     if not named or sorted(named) != list(range(len(named))) or len(set(named.values())) < len(named):
         raise ValueError(f"classes are 0, 1, 2, ..., at least one, each with a name of its own; these came: {named}")

@@ -233,8 +233,7 @@ def build(*metrics: Metric, num_samples: int | None = None, **named: Metric) -> 
         raise ValueError("build() needs at least one metric, as build(language_modeling(), num_samples=64)")
     directions: dict[str, bool | None] = {}
     for prefix, metric in parts:
-        if not isinstance(metric, Metric):
-            raise TypeError(f"build() joins metrics, as language_modeling() or Metric(...); a {type(metric)} came")
+        check_metric(metric)
         own = {prefix + key: direction for key, direction in metric.directions.items()}
         if (key := _keys.collision(directions, own)) is not None:
             raise ValueError(f"two metrics return {key!r}: name one of them, as build(first, other=second)")
@@ -252,6 +251,12 @@ def build(*metrics: Metric, num_samples: int | None = None, **named: Metric) -> 
         whole="; ".join(reasons) or None,
         num_samples=counts[0] if counts else None,
     )
+
+
+def check_metric(metric: Any) -> None:
+    """Raise TypeError unless a metric came."""
+    if not isinstance(metric, Metric):
+        raise TypeError(f"a metric is needed, as language_modeling() or Metric(...); a {type(metric).__name__} came")
 
 
 def ratio(numerator: ArrayLike, denominator: ArrayLike) -> Array:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -67,19 +68,20 @@ def query_sums(predictions: Any, labels: Any, *, ks: tuple[int, ...]) -> Columns
 
     Raises:
         TypeError: labels are not one array, or scores not floats.
-        ValueError: shapes differ, or a relevance is negative and not -100.
+        ValueError: shapes differ, a score is NaN, or a relevance is not finite, or negative and not -100.
     """
     scores = predictions if isinstance(predictions, np.ndarray) else named_columns(predictions).get("scores")
     if scores is None:
         raise missing("scores of the candidates (B, K), alone or as the column 'scores'", predictions)
     if scores.dtype.kind != "f" or not isinstance(labels, np.ndarray):
         raise TypeError(f"scores are floats and labels one array; {describe(scores)} and {describe(labels)} came")
-    if scores.ndim != 2 or scores.shape != labels.shape or ((labels < 0) & (labels != IGNORED)).any():
-        raise ValueError(
-            f"scores {scores.shape} and labels {labels.shape} must both be (B, K), a relevance of 0 or more for each "
-            "candidate, -100 where there is none"
-        )
     there = labels != IGNORED
+    known = scores.shape == labels.shape and (np.isfinite(labels) & (labels >= 0))[there].all()
+    if scores.ndim != 2 or not known or np.isnan(scores[there]).any():
+        raise ValueError(
+            f"scores {scores.shape} and labels {labels.shape} must both be (B, K): no score NaN, and a relevance of 0 "
+            "or more for each candidate, -100 where there is none"
+        )
     gains = np.where(there, labels, 0).astype(np.float64)
     order = np.argsort(np.where(there, -scores.astype(np.float64), np.inf), axis=1, kind="stable")
     return _of_ranked(np.take_along_axis(gains, order, 1), ks)
@@ -147,7 +149,7 @@ def partner_scores(rows: Columns, *, ks: tuple[int, ...]) -> Columns:
     for start in range(0, len(queries), step):
         products = queries[start : start + step] @ documents.T
         own = products[np.arange(len(products)), start + np.arange(len(products))]
-        ranks.append((products >= own[:, None]).sum(1))
+        ranks.append((~(products < own[:, None])).sum(1))  # NaN finds nothing either
     rank = np.concatenate(ranks)
     scores = {"mrr": 1 / rank, **{f"recall_at_{k}": rank <= k for k in ks}}
     return {name: ratio(values.sum(), len(values)) for name, values in scores.items()}
@@ -174,6 +176,6 @@ def _of_ranked(gains: Array, ks: tuple[int, ...]) -> Columns:
 
 
 def _checked(ks: Sequence[int]) -> tuple[int, ...]:
-    if any(k < 1 for k in ks):
+    if any(index(k) < 1 for k in ks):
         raise ValueError(f"ks are the values of k, at least 1; {tuple(ks)} came")
-    return tuple(ks)
+    return tuple(map(int, ks))

@@ -245,7 +245,7 @@ def _tags(labels: Sequence[str], scheme: str) -> Tags:
     allowed = "OIB" if scheme.startswith("IOB") and scheme != "IOBES" else "OIE" if scheme[:3] == "IOE" else scheme
     kinds = [label.partition("-")[2] or "_" for label in labels if label != "O"]
     names = tuple(sorted(set(kinds)))
-    wrong = [label for label in labels if label[:1] not in allowed or (label != "O" and label[1:2] not in {"", "-"})]
+    wrong = [label for label in labels if label[:1] not in {*allowed} or (label != "O" and label[1:2] not in {"", "-"})]
     if wrong or not names or "O-" in [label[:2] for label in labels]:
         raise ValueError(
             f"tags of {scheme} are 'O' and, with a type as in 'B-PER', {', '.join(sorted(set(allowed) - {'O'}))}; "

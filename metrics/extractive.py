@@ -145,7 +145,7 @@ def span_columns(predictions: Any, labels: Any) -> Columns:
     """Return the columns of `reducers.spans`.
 
     Raises:
-        ValueError: one is missing.
+        ValueError: one is missing, or of another shape.
     """
     found = named_columns(predictions)
     if any(name not in found for name in COLUMNS):
@@ -153,7 +153,11 @@ def span_columns(predictions: Any, labels: Any) -> Columns:
             f"extractive_qa needs the columns {', '.join(COLUMNS)}; predictions hold {describe(predictions)}. Set "
             "preprocess_logits_for_metrics=spans"
         )
-    return {name: found[name] for name in COLUMNS}
+    columns = {name: found[name] for name in COLUMNS}
+    spans = {columns[name].shape for name in ("starts", "ends", "scores")}
+    if len(spans) > 1 or columns["starts"].ndim != 2 or columns["null_scores"].ndim != 1:
+        raise ValueError(f"starts, ends and scores are (B, spans), null_scores (B,); they are {describe(columns)}")
+    return columns
 
 
 def _spans_and_order(predictions: Any, labels: Any) -> Columns:

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from scipy import sparse
 
 from ._evaluation import Array, Columns, EvalPrediction, batches, describe, named_columns
-from ._metric import Metric, Statistics
+from ._metric import Metric, Statistics, check_metric
 from ._order import check_order, digests
 
 CONFIDENCE = 0.95
@@ -175,6 +175,7 @@ def labels_from(metric: Metric, column: str) -> Metric:
         >>> metric(SimpleNamespace(predictions=found, label_ids=np.zeros((2, 9))))["accuracy"]
         0.5
     """
+    check_metric(metric)
     return replace(metric, statistics=partial(_with_labels, metric.statistics, column))
 
 
@@ -216,6 +217,8 @@ def dispatch(*metrics: Metric) -> Dispatch:
         >>> from metrics import build, classification, regression
         >>> scores = dispatch(build(classification(3), num_samples=90), build(regression(), num_samples=80))
     """
+    for metric in metrics:
+        check_metric(metric)
     counts = [metric.num_samples for metric in metrics]
     if not counts or None in counts or len(set(counts)) < len(counts):
         raise ValueError(f"dispatch() takes metrics with different num_samples, one a dataset; these have {counts}")
@@ -359,6 +362,7 @@ def _label_digests(eval_pred: EvalPrediction) -> Array:
 
 
 def _check_divisible(metric: Metric) -> None:
+    check_metric(metric)
     if getattr(metric.score, "by_position", False):
         raise ValueError(
             "this metric belongs to the rows of the whole evaluation, one after the other, and can't be computed on "

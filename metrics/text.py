@@ -48,7 +48,7 @@ def decode(ids: Array, tokenizer: Tokenizer) -> list[str]:
         A text a sample.
 
     Raises:
-        TypeError: not an array of integers with two dimensions.
+        TypeError: not an array of integers with two dimensions, or no tokenizer.
 
     Example:
         >>> from types import SimpleNamespace
@@ -58,6 +58,8 @@ def decode(ids: Array, tokenizer: Tokenizer) -> list[str]:
     """
     if not isinstance(ids, np.ndarray) or ids.dtype.kind not in "iu" or ids.ndim != 2:
         raise TypeError(f"ids must be integers (samples, tokens); {getattr(ids, 'dtype', type(ids))} came")
+    if not hasattr(tokenizer, "batch_decode"):
+        raise TypeError(f"a tokenizer has batch_decode; a {type(tokenizer).__name__} came")
     rows = [row[row >= 0].tolist() for row in ids]
     return [text.strip() for text in tokenizer.batch_decode(rows, skip_special_tokens=True)]
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lossfns.alignment import IGNORED, Alignment, Selector, align
+from lossfns.alignment import IGNORED, Alignment, Selector, align, split_labels
 from lossfns.hidden import HiddenStates
 from lossfns.sources import Source, open_source
 
@@ -22,12 +22,12 @@ SAFE_DTYPES = (torch.int32, torch.int64, torch.float32, torch.float64)
 
 def label_ids(labels: Labels) -> Tensor | None:
     """The label ids out of what the Trainer hands over: a tensor, a dict with `labels`, or None."""
-    if isinstance(labels, Mapping):
-        return labels["labels"]
-    if labels is None or isinstance(labels, Tensor):
-        return labels
+    if labels is None:
+        return None
+    if isinstance(labels, (Tensor, Mapping)):
+        return split_labels(labels)[0]
     raise TypeError(
-        f"labels are a {type(labels).__name__} of {len(labels)}; a token-level reducer needs one tensor: pack them "
+        f"labels are a {type(labels).__name__}; a token-level reducer needs one tensor: pack them "
         "into 'labels' in the collator and set TrainingArguments(label_names=['labels'])"
     )
 
@@ -74,7 +74,8 @@ def _everywhere(logits: Tensor, labels: Tensor | None) -> Tensor:
     """Labels that score every position a logit may predict; without labels, as many as there are logits."""
     shape = logits.shape[:-1] if labels is None else labels.shape
     ids = torch.zeros(shape, dtype=torch.int32)
-    ids[..., logits.shape[len(shape) - 1] :] = IGNORED
+    if 0 < len(shape) < logits.ndim:
+        ids[..., logits.shape[len(shape) - 1] :] = IGNORED
     return ids
 
 

@@ -106,13 +106,13 @@ def confusion_counts(
     sample = pairs.positions.div(max(1, pairs.shape[1:].numel()), rounding_mode="floor")
     cells = (sample * classes + pairs.rows.classes) * classes + predicted
     counts = torch.zeros(samples * classes**2, dtype=torch.int64, device=cells.device)
-    return {"confusion": counts.index_add_(0, cells, torch.ones_like(cells)).view(samples, -1)}
+    return {"confusion": counts.index_add_(0, cells, torch.ones_like(cells)).view(samples, classes**2)}
 
 
 def _one_row_a_sample(logits: Logits, labels: Labels, select: Selector | None, reducer: str) -> Tensor:
     """The logits `(B, C)`, found by the rows of the labels alone: soft and multi-label ones have the logits' rank."""
     ids = label_ids(labels)
-    found = select_logits(logits, None if ids is None else ids.flatten(1)[:, 0] if ids.ndim > 1 else ids, select)
+    found = select_logits(logits, None if ids is None or not ids.ndim else ids.new_zeros(len(ids)), select)
     if found.ndim != 2:
         raise ValueError(
             f"{reducer} takes logits of shape (batch, classes), got {tuple(found.shape)}; for tokens use argmax, "

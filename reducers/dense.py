@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lossfns._rows import compute_dtype
-from lossfns.alignment import IGNORED, Selector, check_logits, check_range, select_logits
+from lossfns.alignment import IGNORED, Selector, check_ids, check_logits, check_range, select_logits
 from lossfns.hidden import HiddenStates
 from lossfns.normalization import accumulator_dtype
 
@@ -35,7 +35,7 @@ def segmentation_counts(
 
     Raises:
         ValueError: no labels, shapes that do not fit, a label out of range.
-        TypeError: ids where logits are expected.
+        TypeError: ids where logits are expected; labels are not integers.
 
     Example:
         >>> logits = torch.tensor([[[[0.0]], [[1.0]]]])
@@ -50,6 +50,7 @@ def segmentation_counts(
     found = select_logits(logits, ids, select)
     if found.ndim != 4 or found.shape[:2] != (ids.shape[0], num_classes):
         raise ValueError(f"expected logits ({ids.shape[0]}, {num_classes}, height, width), got {tuple(found.shape)}")
+    check_ids(ids)
     check_range(ids[ids != IGNORED], num_classes)
     rows = [_image_counts(image, target, num_classes) for image, target in zip(found, ids, strict=True)]
     return {"confusion": torch.stack(rows) if rows else ids.new_zeros(0, num_classes**2)}

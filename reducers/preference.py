@@ -9,10 +9,12 @@ from torch import Tensor
 
 from lossfns.alignment import Selector
 from lossfns.hidden import HiddenStates
-from lossfns.preference import pair_rows, pair_statistics, score_pairs
+from lossfns.preference import check_positive, pair_rows, pair_statistics, score_pairs
 from lossfns.sources import open_source
 
 from ._reduce import Labels, Logits, label_ids
+
+SIDES = ("chosen", "rejected")
 
 
 @torch.no_grad()
@@ -43,7 +45,8 @@ def preference_rewards(
         completions have a label; elsewhere all are 0).
 
     Raises:
-        ValueError: labels of another shape, logits that do not fit them, a label out of range.
+        ValueError: labels of another shape, logits or a reference that do not fit them, a label out of range; `beta` is
+            not positive.
         TypeError: ids where logits are expected.
 
     Example:
@@ -58,12 +61,13 @@ def preference_rewards(
             "preference_rewards needs labels (pairs, tokens, 2), as lossfns.collators.stack_pairs makes them, got "
             f"{'none' if ids is None else tuple(ids.shape)}: of two rows a pair the Trainer would cut some"
         )
+    check_positive(beta, "beta")
     rows = pair_rows(ids)
     measured, counted = pair_statistics(open_source(logits, rows, select, source), rows, shift)
-    extras = labels if isinstance(labels, Mapping) else {}
+    references = _references(labels, counted)
     rewards = []
-    for side in ("chosen", "rejected"):
-        ratio = measured[side] - extras[f"reference_{side}"] if f"reference_{side}" in extras else measured[side]
+    for side in SIDES:
+        ratio = measured[side] - references[side] if references else measured[side]
         rewards.append(beta * (ratio / measured[f"{side}_tokens"].clamp(min=1) if per_token else ratio))
     return _columns(torch.stack(rewards), counted)
 
@@ -94,6 +98,16 @@ def reward_scores(logits: Logits, labels: Labels, *, select: Selector | None = N
         raise ValueError("reward_scores needs one label a pair, as lossfns.collators.stack_pairs makes them")
     scores, counted, _ = score_pairs(logits, marks, select)
     return _columns(scores, counted)
+
+
+def _references(labels: Labels, counted: Tensor) -> dict[str, Tensor]:
+    """Log-probabilities under the reference by side, `(n,)`; none without a reference."""
+    given = labels if isinstance(labels, Mapping) else {}
+    found = {side: given[f"reference_{side}"] for side in SIDES if f"reference_{side}" in given}
+    if found and {side: value.shape for side, value in found.items()} != dict.fromkeys(SIDES, counted.shape):
+        shapes = {f"reference_{side}": tuple(value.shape) for side, value in found.items()}
+        raise ValueError(f"a reference has one number a pair, ({len(counted)},), for both completions; got {shapes}")
+    return found
 
 
 def _columns(rewards: Tensor, counted: Tensor) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 
 import torch
 from torch import Tensor
@@ -68,8 +69,8 @@ def answer_logits(
         answer; `answers`: `(B,)` int32, that of the first label, -100 where it is none or there is no label.
 
     Raises:
-        ValueError: no labels, no answers, or one that is no token; logits that do not fit the labels.
-        TypeError: ids where logits are expected.
+        ValueError: no labels, no answers, one that is no token, two that are one; logits that do not fit the labels.
+        TypeError: ids where logits are expected; tokens that are not integers.
 
     Example:
         >>> found = answer_logits(torch.eye(4)[None], torch.tensor([[-100, -100, 3, 1]]), token_ids=[1, 3], shift=1)
@@ -79,9 +80,12 @@ def answer_logits(
     opened, pairs = pair(logits, labels, shift, select, None, scorer="answer_logits")
     assert isinstance(opened, FromLogits)
     classes = opened.like.shape[-1]
-    if not token_ids or not all(0 <= token < classes for token in token_ids):
-        raise ValueError(f"token_ids are the first tokens of the answers, 0 to {classes - 1}; {token_ids} came")
-    answers = torch.tensor(list(token_ids), device=opened.like.device)
+    tokens = list(map(index, token_ids))
+    if not tokens or len({*tokens}) < len(tokens) or not all(0 <= token < classes for token in tokens):
+        raise ValueError(
+            f"token_ids are the first tokens of the answers, 0 to {classes - 1}, each another one; {tokens} came"
+        )
+    answers = torch.tensor(tokens, device=opened.like.device)
     sample = pairs.positions.div(max(1, pairs.shape[1:].numel()), rounding_mode="floor")
     first = torch.ones_like(sample, dtype=torch.bool)
     first[1:] = sample[1:] != sample[:-1]

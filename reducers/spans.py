@@ -49,8 +49,9 @@ def spans(logits: Logits, labels: Labels, *, top_n: int = 20, max_length: int = 
     if isinstance(parts, Tensor) or len(parts) < 2:
         raise ValueError("spans takes start and end logits; the model returned one output")
     start, end = map(check_logits, parts[:2])
-    if start.ndim != 2 or start.shape != end.shape:
-        raise ValueError(f"start and end logits are (batch, sequence); got {tuple(start.shape)} and {tuple(end.shape)}")
+    if start.ndim != 2 or start.shape != end.shape or not start.numel():
+        shapes = f"{tuple(start.shape)} and {tuple(end.shape)}"
+        raise ValueError(f"start and end logits are (batch, sequence), at least one of each; got {shapes}")
     start, end = (x if x.dtype == torch.float64 else x.float() for x in (start, end))
     found = [_best(*row, top_n, min(max_length, start.shape[1])) for row in zip(start, end, strict=True)]
     starts, ends, scores = (torch.stack(part) for part in zip(*found, strict=True))

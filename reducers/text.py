@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lossfns.alignment import IGNORED, Selector, select_logits
+from lossfns.alignment import IGNORED, Selector, check_ids, check_shift, select_logits
 
 from ._reduce import Labels, Logits, label_ids
 
@@ -27,7 +27,8 @@ def text_lengths(logits: Logits, labels: Labels, *, lengths: Mapping[str, Tensor
         `(B,)` int64 under the names of `lengths`.
 
     Raises:
-        ValueError: no labels, or an id that has no length.
+        ValueError: no labels, no shift, an id that has no length, or lengths that are not one number a token.
+        TypeError: labels are not integers.
 
     Example:
         >>> text_lengths((), torch.tensor([[-100, 2, 1]]), lengths={"bytes": torch.tensor([1, 3, 4])}, shift=1)
@@ -36,11 +37,16 @@ def text_lengths(logits: Logits, labels: Labels, *, lengths: Mapping[str, Tensor
     ids = label_ids(labels)
     if ids is None or ids.ndim != 2:
         raise ValueError(f"labels of tokens are (batch, sequence); got {None if ids is None else tuple(ids.shape)}")
+    check_ids(ids)
+    check_shift(shift)
+    if not lengths or not all(isinstance(table, Tensor) and table.ndim == 1 for table in lengths.values()):
+        raise ValueError("lengths are tensors (V,) by unit, as token_bytes(tokenizer) returns")
     ids = ids[:, shift:]
     scored = ids != IGNORED
     longest = min(len(table) for table in lengths.values())
-    if ids.numel() and int(ids.max()) >= longest:
-        raise ValueError(f"label {int(ids.max())} has no length: the table has {longest} tokens")
+    unknown = ids[scored & ((ids < 0) | (ids >= longest))]
+    if unknown.numel():
+        raise ValueError(f"label {int(unknown[0])} has no length: the table has {longest} tokens")
     chosen = ids.where(scored, 0)
     return {name: table.to(ids.device)[chosen].where(scored, 0).sum(1) for name, table in lengths.items()}
 
@@ -110,10 +116,9 @@ def generated(logits: Logits, labels: Labels) -> dict[str, Tensor]:
         >>> generated(torch.tensor([[5, 6]]), None)
         {'generated': tensor([[5, 6]])}
     """
-    found = (
-        logits if isinstance(logits, Tensor) else next(iter(logits.values() if isinstance(logits, Mapping) else logits))
-    )
-    if not isinstance(found, Tensor) or found.is_floating_point() or found.ndim != 2:
+    parts = logits.values() if isinstance(logits, Mapping) else [logits] if isinstance(logits, Tensor) else logits
+    found = next(iter(parts), None)
+    if not isinstance(found, Tensor) or found.is_floating_point() or found.dtype == torch.bool or found.ndim != 2:
         kind = f"{found.dtype} {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
         raise TypeError(
             f"generated takes token ids (batch, tokens), and {kind} came: set Seq2SeqTrainingArguments("
@@ -136,7 +141,8 @@ def ctc_greedy(logits: Logits, labels: Labels, *, blank: int = 0, select: Select
         `generated`: `(B, T)` int64, the ids at the left, -100 behind them.
 
     Raises:
-        ValueError, TypeError: no logits.
+        ValueError: logits of another shape, a blank outside the vocabulary, lengths that are not one a row.
+        TypeError: no logits.
 
     Source:
         Graves, Fernandez, Gomez, Schmidhuber: Connectionist Temporal Classification (2006), section 3.2.
@@ -146,13 +152,20 @@ def ctc_greedy(logits: Logits, labels: Labels, *, blank: int = 0, select: Select
         tensor([[   2,    2, -100, -100, -100]])
     """
     found = select_logits(logits, None, select)
+    if found.ndim != 3 or not 0 <= blank < found.shape[-1]:
+        raise ValueError(
+            f"logits are (batch, frames, vocabulary) and blank={blank} one of it; got {tuple(found.shape)}"
+        )
     best = found.argmax(-1)
     kept = best != blank
     kept[:, 1:] &= best[:, 1:] != best[:, :-1]
     # Frames that were added across ranks hold nothing but -100.
     kept &= ~(found == IGNORED).all(-1)
     if isinstance(labels, Mapping) and "input_lengths" in labels:
-        kept &= torch.arange(best.shape[1], device=best.device) < labels["input_lengths"].to(best.device)[:, None]
+        lengths = torch.as_tensor(labels["input_lengths"], device=best.device)
+        if lengths.shape != best.shape[:1]:
+            raise ValueError(f"input_lengths must be one a row, ({len(best)},), got {tuple(lengths.shape)}")
+        kept &= torch.arange(best.shape[1], device=best.device) < lengths[:, None]
     order = (~kept).int().argsort(dim=1, stable=True)
     return {"generated": best.gather(1, order).where(kept.gather(1, order), IGNORED)}
 

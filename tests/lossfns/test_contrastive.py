@@ -161,7 +161,7 @@ def test_near_embeddings_keep_their_digits():
         (lambda: clip_loss({"logits": SIMILARITIES}), ValueError, r"logits_per_text, got \['logits'\]; select="),
         (lambda: clip_of(SIMILARITIES[:4]), ValueError, r"\(batch, batch\), got \(4, 6\)"),
         (lambda: clip_of(SIMILARITIES, IDS[:4]), ValueError, r"one id a sample, \(6,\)"),
-        (lambda: clip_of(SIMILARITIES, IDS.double()), TypeError, "integer ids"),
+        (lambda: clip_of(SIMILARITIES, IDS.double()), TypeError, "integer class ids"),
         (lambda: info_nce_loss(EMBEDDINGS, select=SIDES, temperature=0.0), ValueError, "temperature must be positive"),
         (lambda: info_nce_loss((normal(6, 4), normal(5, 4)), select=tuple), ValueError, r"\(batch, size\) both"),
         (lambda: triplet_loss(POINTS, CLASSES, margin=0.0), ValueError, "margin must be positive"),

@@ -91,7 +91,7 @@ def test_no_label_at_all(count):
         (labelled() | {"weights": FRAMES}, {}, ValueError, r"reads only 'input_lengths'.*\['weights'\]"),
         (LABELS, {"blank": 3}, ValueError, "blank=3 is none of the 3 ids"),
         (LABELS[:2], {}, ValueError, "do not fit"),
-        (LABELS.double(), {}, TypeError, "integer ids"),
+        (LABELS.double(), {}, TypeError, "integer class ids"),
     ],
 )
 def test_what_is_refused(labels, options, error, message):

@@ -346,7 +346,7 @@ def test_inputs_are_left_alone():
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"fields": "log_prob"}, ValueError, "sequence of names out of log_prob, .*top_id; got 'log_prob'"),
+        ({"fields": "log_prob"}, ValueError, "sequence of different names out of log_prob, .*top_id; got 'log_prob'"),
         ({"fields": ("log_prob", "logprob")}, ValueError, "logprob"),
         (
             {"logits": torch.zeros(2, 3, 5, dtype=torch.long)},

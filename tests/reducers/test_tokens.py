@@ -242,7 +242,7 @@ def test_scoring_needs_labels(name):
         ({"logits": {"loss": torch.zeros(())}}, ValueError, "returned no logits"),
         ({"logits": normal(B, S - 1, V)}, ValueError, "logits cover 5 positions, labels 6.*keep_supervised_logits"),
         ({"logits": normal(B + 1, S, V)}, ValueError, "do not fit"),
-        ({"labels": (LABELS, LABELS)}, TypeError, r"labels are a tuple of 2.*label_names=\['labels'\]"),
+        ({"labels": (LABELS, LABELS)}, TypeError, r"labels are a tuple;.*label_names=\['labels'\]"),
         ({"labels": LABELS.flatten(), "shift": 1}, ValueError, "shift=1 needs labels of shape|do not fit"),
         ({"shift": -1}, ValueError, "shift must be an int >= 0"),
     ],
