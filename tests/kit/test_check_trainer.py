@@ -22,6 +22,7 @@ from lossfns.testing.__main__ import main
 from metrics import bootstrap, build, by_group, classification, dispatch, language_modeling
 from reducers import argmax, sample_sums
 from tests import tiny
+from tests.recipes.test_recipes import COMMON, SMALL, module_of
 
 SUMS = partial(sample_sums, shift=1)
 ROWS = tiny.lm_rows(8)
@@ -452,3 +453,21 @@ def test_command_knows_its_models(folder, tmp_path):
     tmp_path.joinpath("lines.txt").write_text("a line\n")
     with pytest.raises(SystemExit, match="BertForQuestionAnswering"):
         main([str(folder), str(tmp_path / "lines.txt")])
+
+
+# --- every recipe ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(SMALL))
+def test_no_alarm_on_a_recipe(name, monkeypatch, tmp_path):
+    class StoppedError(Exception):
+        pass
+
+    def look_and_stop(trainer, *given, **options):
+        raise StoppedError(check_trainer(trainer).problems)
+
+    monkeypatch.setattr(transformers.Trainer, "train", look_and_stop)
+    monkeypatch.setattr(transformers.Trainer, "evaluate", lambda *given, **options: look_and_stop(*given))
+    with pytest.raises(StoppedError) as stopped:
+        module_of(name).main([*COMMON, *SMALL[name].split(), "--output_dir", str(tmp_path)])
+    assert stopped.value.args == ((),)
