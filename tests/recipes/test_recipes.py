@@ -1,50 +1,209 @@
 """Every recipe is a complete short script, runs offline on its built-in data and reaches what it says."""
 
 import ast
+import csv
 import importlib
-import math
+import json
+import runpy
+import socket
+import sys
 
 import pytest
 
 from lossfns.recipes.__main__ import main, recipes
 
 NAMES = sorted(recipes())
+VOCABULARY = 4_000  # of the built-in tokenizers
+
 # Small sizes for each; all other options are the recipe's own.
 COMMON = ["--save_strategy=no", "--dataloader_pin_memory=false", "--use_cpu=true", "--seed=1"]
 SMALL = {
-    "bloom_lora": "--max_steps 2 --samples 64 --per_device_train_batch_size 1 --per_device_eval_batch_size 1",
+    "bloom_lora": "--max_steps 1 --samples 32 --per_device_train_batch_size 1 --per_device_eval_batch_size 1",
     "completion_only": "--max_steps 10 --samples 160",
-    "distillation": "--max_steps 10 --samples 60",
-    "dpo": "--max_steps 8 --samples 64",
-    "early_stopping": "--num_train_epochs 9 --samples 40 --learning_rate 0.02 --save_strategy epoch",
+    "distillation": "--max_steps 5 --samples 40 --learning_rate 0.01",
+    "dpo": "--max_steps 8 --samples 64 --learning_rate 0.001",
+    "early_stopping": "--num_train_epochs 9 --samples 40 --learning_rate 0.02 --save_strategy epoch --save_total_limit 9",
     "question_answering": "--max_steps 4 --samples 48",
     "sliced_evaluation": "--max_steps 6 --samples 120",
-    "text_classification": "--max_steps 4 --samples 100 --per_device_train_batch_size 1 --per_device_eval_batch_size 2",
-    "token_classification": "--max_steps 20 --samples 300",
+    "text_classification": "--max_steps 4 --samples 99 --per_device_train_batch_size 1 --per_device_eval_batch_size 2",
+    "token_classification": "--max_steps 50 --samples 300 --learning_rate 0.003",
     "tuned_thresholds": "--max_steps 30",
 }
 
 
-def run(name, folder, *more):
-    module = importlib.import_module(f"lossfns.recipes.{name}")
-    return module.main([*COMMON, *SMALL[name].split(), "--output_dir", str(folder), *more])
+def module_of(name):
+    return importlib.import_module(f"lossfns.recipes.{name}")
 
 
 @pytest.fixture(scope="module")
-def reached(tmp_path_factory):
-    """What a recipe returns, each run once."""
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("recipes")
+
+
+@pytest.fixture(scope="module")
+def reached(folder):
+    """What a recipe returns, each run once, without a network."""
     kept = {}
+
+    def refuse(*arguments):
+        raise OSError(f"a recipe asked for the network: {arguments}")
 
     def ask(name):
         if name not in kept:
-            kept[name] = run(name, tmp_path_factory.mktemp(name))
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(socket.socket, "connect", refuse)
+                options = [*COMMON, *SMALL[name].split(), "--output_dir", str(folder / name)]
+                kept[name] = module_of(name).main(options)
         return kept[name]
 
     return ask
 
 
+def test_there_are_ten():
+    assert set(NAMES) == set(SMALL)
+    assert len(NAMES) == 10
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_runs_offline_and_reaches_something(reached, name, capsys):
+def test_is_a_short_complete_script(name):
+    text = recipes()[name].read_text(encoding="utf-8")
+    tree = ast.parse(text)
+    assert len(text.splitlines()) <= 80
+    assert "Needs: " in ast.get_docstring(tree)
+    modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert None not in modules, "relative imports do not survive a copy"
+    assert not {module.partition(".")[0] for module in modules} & {"benchmarks", "tests"}
+    private = [module for module in modules if module.startswith(("lossfns", "reducers", "metrics")) and "._" in module]
+    assert not private
+    assert text.endswith('if __name__ == "__main__":\n    main()\n')
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ends_with_what_it_reached(name, reached, capsys):
     reached(name)
     last = capsys.readouterr().out.strip().splitlines()[-1]
-    assert any(character.isdigit() for character in last), "it ends with what it reached"
+    assert any(character.isdigit() for character in last)
+
+
+def test_bloom_keeps_a_fraction_and_scores_the_same(reached):
+    before, after = reached("bloom_lora")["before"], reached("bloom_lora")["after"]
+    assert before["eval_token_accuracy"] == pytest.approx(after["eval_token_accuracy"], abs=1e-6)
+    assert before["peak_mib"] > 2 * after["peak_mib"]
+
+
+@pytest.mark.parametrize("name", ["completion_only", "distillation"])
+def test_language_models_learn(name, reached):
+    assert reached(name)["eval_perplexity"] < VOCABULARY, "better than guessing"
+
+
+def test_preferences_move_in_the_right_direction(reached):
+    scores = reached("dpo")
+    assert scores["eval_pairs"] == 8
+    assert scores["eval_reward_margin"] > 0, "0 for the reference itself"
+
+
+def test_early_stopping_keeps_the_best(reached, folder):
+    scores = reached("early_stopping")
+    states = [json.loads(path.read_text("utf-8")) for path in (folder / "early_stopping").glob("*/trainer_state.json")]
+    history = max((state["log_history"] for state in states), key=len)
+    perplexities = [entry["eval_perplexity"] for entry in history if "eval_perplexity" in entry]
+    best = perplexities.index(min(perplexities)) + 1
+    assert 1 < best < scores["epoch"] < 9, "it stops before the last epoch"
+    assert scores["eval_perplexity"] == pytest.approx(min(perplexities))
+
+
+def test_slices_add_up_and_lie_in_their_intervals(reached):
+    scores = reached("sliced_evaluation")
+    groups = {name.partition("/")[2] for name in scores if "/" in name}
+    assert len(groups) == 4
+    assert sum(scores[f"eval_tokens/{group}"] for group in groups) == scores["eval_tokens"]
+    for group in groups:
+        low, value, high = (scores[f"eval_perplexity{end}/{group}"] for end in ("_low", "", "_high"))
+        assert low < value < high
+
+
+def test_classes_and_entities_are_found(reached):
+    assert 0 < reached("text_classification")["eval_accuracy"] <= 1
+    assert reached("token_classification")["eval_entities"] > 50
+    assert reached("token_classification")["eval_entity_f1"] > 0
+    answers = reached("question_answering")
+    assert 0 <= answers["eval_exact_match"] <= answers["eval_token_f1"] <= 1
+
+
+def test_tuned_thresholds_help(reached):
+    scores = reached("tuned_thresholds")
+    assert scores["f1_macro"] > scores["untuned_f1_macro"] > 0.1
+
+
+ROW = {"prompt": "Say it", "completion": "it", "chosen": "it", "rejected": "no", "text": "Say", "group": "a"}
+
+
+@pytest.mark.parametrize(
+    ("name", "loader", "expected"),
+    [
+        ("bloom_lora", "load_pairs", [("Say it", "it")]),
+        ("completion_only", "load_pairs", [("Say it", "it")]),
+        ("dpo", "load_pairs", [ROW]),
+        ("sliced_evaluation", "load_texts", [("Say", "a")]),
+        ("question_answering", "load_examples", [ROW]),
+    ],
+)
+def test_reads_json_lines_of_ones_own(tmp_path, name, loader, expected):
+    (tmp_path / "mine.jsonl").write_text(json.dumps(ROW) + "\n", encoding="utf-8")
+    assert list(getattr(module_of(name), loader)(str(tmp_path / "mine.jsonl"))) == expected
+
+
+def test_reads_tables_and_sentences_of_ones_own(tmp_path):
+    with (tmp_path / "mine.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([("text", "label"), ("a, b\nc", "x")])
+    assert module_of("text_classification").load_texts(str(tmp_path / "mine.csv")) == [("a, b\nc", "x")]
+    (tmp_path / "numbers.csv").write_text("0.5,1,0\n0.25,2,1\n", encoding="utf-8")
+    rows = module_of("tuned_thresholds").load(str(tmp_path / "numbers.csv"))
+    assert sorted((*row["inputs"], *row["labels"]) for row in rows) == [(0.25, 2, 0, 1), (0.5, 1, 1, 0)]
+    (tmp_path / "mine.conll").write_text("Ann B-PER\nran O\n\nBonn _ B-LOC\n", encoding="utf-8")
+    found = module_of("token_classification").load_sentences(str(tmp_path / "mine.conll"))
+    assert found == [[("Ann", "B-PER"), ("ran", "O")], [("Bonn", "B-LOC")]]
+
+
+def test_takes_a_model_of_ones_own(tmp_path):
+    load_model = module_of("completion_only").load_model
+    for part in load_model(""):
+        part.save_pretrained(tmp_path)
+    model, tokenizer = load_model(str(tmp_path))
+    assert model.config.vocab_size == VOCABULARY
+    assert tokenizer("with")["input_ids"] == load_model("")[1]("with")["input_ids"]
+
+
+def test_list_names_each_recipe(capsys):
+    main(["list"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == NAMES
+    assert all(len(line.split()) > 3 for line in lines)
+
+
+def test_show_prints_the_script(capsys):
+    main(["show", "dpo"])
+    assert capsys.readouterr().out == recipes()["dpo"].read_text(encoding="utf-8")
+
+
+def test_copy_writes_a_script_that_runs_and_no_second_one_over_it(tmp_path, capsys, monkeypatch):
+    main(["copy", "tuned_thresholds", str(tmp_path)])
+    script = tmp_path / "tuned_thresholds.py"
+    assert str(script) in capsys.readouterr().out
+    script.write_text(script.read_text(encoding="utf-8") + "# mine\n", encoding="utf-8")
+    with pytest.raises(SystemExit):
+        main(["copy", "tuned_thresholds", str(script)])
+    assert "is there already" in capsys.readouterr().err
+    assert script.read_text(encoding="utf-8").endswith("# mine\n")
+    main(["copy", "tuned_thresholds", str(tmp_path / "mine.py")])
+    monkeypatch.setattr(sys, "argv", ["mine.py", *COMMON, "--max_steps=2", f"--output_dir={tmp_path}"])
+    runpy.run_path(str(tmp_path / "mine.py"), run_name="__main__")
+    printed = capsys.readouterr()
+    assert "macro F1" in printed.out
+    assert "2/2" in printed.err, "it shows progress"
+
+
+def test_an_unknown_recipe_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        main(["show", "nothing"])
+    assert "early_stopping" in capsys.readouterr().err
