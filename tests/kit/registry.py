@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from sklearn.metrics import f1_score
 
 import lossfns
 import metrics
 import reducers
+from tests.metrics.test_text import TOKENIZER
 
 
 @dataclass(frozen=True)
@@ -195,18 +197,45 @@ SIDE_BY_SIDE = {
 }
 REALS = {"predictions": np.array([[0.5], [1.5], [2.0], [4.0]]), "labels": np.array([0.0, 2.0, 2.5, 3.0])}
 
+RANDOM = np.random.default_rng(0)
+FIVE_LABELS = RANDOM.integers(0, 5, (8, 7))
+FIVE_IDS = np.where(RANDOM.random((8, 7)) < 0.6, FIVE_LABELS, RANDOM.integers(0, 5, (8, 7)))
+FIVE_LABELS[RANDOM.random((8, 7)) < 0.2] = -100
+TAGS = dict(enumerate(["O", "B-X", "I-X", "B-Y", "I-Y"]))
+MACRO_F1 = partial(f1_score, average="macro")
+BINS = {name: RANDOM.integers(0, 5, (8, 4)) / 1 for name in ("bin_labels", "bin_confidence", "bin_correct")}
+VECTORS = {name: RANDOM.normal(size=(8, 3)) for name in ("queries", "documents")}
+
+
+def on_ids(name, metric, predictions=FIVE_IDS, labels=FIVE_LABELS, note=""):
+    """A metric over eight samples, of ids 0 to 4 unless it says otherwise."""
+    options = {"predictions": predictions, "labels": labels}
+    return Entry(name, metrics.build(metric, num_samples=len(labels)), options, note)
+
+
 METRICS = [
     Entry("language_modeling", metrics.language_modeling(), SUMS),
     Entry("build", metrics.build(metrics.language_modeling(), num_samples=4), SUMS),
     Entry("classification", metrics.build(metrics.classification(3), num_samples=6), IDS),
     Entry("multi_label", metrics.build(metrics.multi_label(3), num_samples=4), SIDE_BY_SIDE),
     Entry("regression", metrics.build(metrics.regression(), num_samples=4), REALS),
-    Entry(
-        "entity_f1", metrics.build(metrics.entity_f1({0: "O", 1: "B-X", 2: "I-X"}, scheme="IOB2"), num_samples=6), IDS
-    ),
     Entry("bootstrap", metrics.bootstrap(metrics.classification(3), n=20), IDS),
     Entry("by_group", metrics.by_group(metrics.classification(3), ["a", "b"] * 3), IDS),
     Entry("dispatch", metrics.dispatch(metrics.build(metrics.classification(3), num_samples=6)), IDS),
+    on_ids("entity_f1", metrics.entity_f1(TAGS, scheme="IOB2")),
+    on_ids("entity_f1", metrics.entity_f1(TAGS, scheme="IOB2", lenient=True), note="lenient"),
+    on_ids("label_ranking", metrics.label_ranking(), {"ranks": np.where(FIVE_LABELS < 0, -100, FIVE_IDS)}),
+    on_ids("calibration", metrics.calibration(), BINS),
+    on_ids("segmentation", metrics.segmentation(5), {"ids": FIVE_IDS}),
+    on_ids("retrieval", metrics.retrieval(), {"scores": RANDOM.random(FIVE_IDS.shape)}),
+    on_ids("partner_retrieval", metrics.partner_retrieval(), VECTORS),
+    on_ids("text_match", metrics.text_match(TOKENIZER), {"generated": FIVE_IDS}),
+    on_ids("translation", metrics.translation(TOKENIZER), {"generated": FIVE_IDS}),
+    on_ids("summarization", metrics.summarization(TOKENIZER), {"generated": FIVE_IDS}),
+    on_ids("transcription", metrics.transcription(TOKENIZER), {"generated": FIVE_IDS}),
+    on_ids("transcription", metrics.transcription(TOKENIZER), note="teacher-forced"),
+    on_ids("glue", metrics.glue("sst2"), FIVE_IDS[:, 0] % 2, FIVE_IDS[::-1, 0] % 2),
+    on_ids("from_sklearn", metrics.from_sklearn(MACRO_F1, kind="ids", greater_is_better=True)),
 ]
 
 # --- exceptions ------------------------------------------------------------------------------------------------------
@@ -273,6 +302,9 @@ NOT_CALLED_BY_THE_TRAINER = {
     "best_model_kwargs": "looks a direction up",
     "tuned_thresholds": "prepares an option",
     "compare": "takes two evaluations",
+    "labels_from": "takes labels out of the predictions of another metric",
+    "decode": "makes texts of ids",
+    "to_evaluate": "makes a module of evaluate",
     "TrainingMetrics": "sums of what was trained on",
 }
 # Called by the Trainer, and made for outputs or batches that are none of the tasks of the rules.
@@ -296,6 +328,9 @@ OTHER_OUTPUTS = {
     "preferences": "scores pairs of rows",
     "embeddings": "reads vectors, for retrieval over the whole set",
     "generated": "reads ids",
+    "extractive_qa": "reads spans of given examples",
+    "from_evaluate": "wraps a module of evaluate, which it feeds at the end",
+    "from_torchmetrics": "wraps an object of torchmetrics, which it feeds at the end",
     "answer_logits": "reads the first label of each sample only",
     "text_lengths": "needs the lengths of a tokenizer's tokens",
     "token_bytes": "reads a tokenizer",
