@@ -45,11 +45,13 @@ class Statement:
 
 @dataclass(frozen=True)
 class Module:
-    """What the top of one module defines and imports, by name."""
+    """What the top of one module defines and imports, by name; and which of the imports are for types only."""
 
+    package: str
     lines: tuple[bytes, ...]
     statements: dict[str, Statement] = field(default_factory=dict)
     imports: dict[str, Place] = field(default_factory=dict)
+    for_types: set[str] = field(default_factory=set)
 
 
 @cache
@@ -64,13 +66,16 @@ def read(name: str) -> Module:
 
 def parse(name: str, source: bytes, package: str) -> Module:
     """Return what a module defines and imports; relative imports are those of `package`."""
-    module = Module(tuple(source.splitlines()))
-    for node in _unconditional(ast.parse(source).body):
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            module.imports.update(imported(node, package))
-        else:
-            names = tuple(bound(node))
-            module.statements.update(dict.fromkeys(names, Statement(name, node, names)))
+    module = Module(package, tuple(source.splitlines()))
+    for node in ast.parse(source).body:
+        for inner in node.body if isinstance(node, ast.If) else [node]:  # under TYPE_CHECKING
+            if isinstance(inner, (ast.Import, ast.ImportFrom)):
+                found = dict(imported(inner, package))
+                module.imports.update(found)
+                module.for_types.update(found if isinstance(node, ast.If) else ())
+            elif not isinstance(inner, ast.Expr):
+                names = tuple(bound(inner))
+                module.statements.update(dict.fromkeys(names, Statement(name, inner, names)))
     return module
 
 
@@ -96,11 +101,14 @@ def find(module: str, name: str) -> Place | None:
 
 
 class References(ast.NodeVisitor):
-    """Collects the names that a statement takes from its module, with the attribute that is read of each, if one is."""
+    """Collects the names that a statement takes from its module, with the attribute that is read of each, if one is.
+
+    Imports of ours inside a function count as the module's, because one file has everything at its top.
+    """
 
     def __init__(self) -> None:
         self.found: list[tuple[ast.Name, ast.Attribute | None]] = []
-        self.local_imports: list[ast.Import | ast.ImportFrom] = []
+        self.local_imports: list[ast.ImportFrom] = []
         self._scopes: list[tuple[bool, set[str]]] = []  # whether it is a class's, and what is bound in it
 
     def visit_Name(self, node: ast.Name) -> None:
@@ -114,7 +122,7 @@ class References(ast.NodeVisitor):
 
     def generic_visit(self, node: ast.AST) -> None:
         """Walk on, in a scope of its own where the node opens one."""
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
+        if isinstance(node, ast.ImportFrom) and _is_ours(node):
             self.local_imports.append(node)
         if isinstance(node, (*_FUNCTIONS, *_COMPREHENSIONS, ast.ClassDef)):
             self._visit_scope(node)
@@ -141,13 +149,8 @@ class References(ast.NodeVisitor):
             self.found.append((node, attribute))
 
 
-def _unconditional(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the statements of a module, those under `if TYPE_CHECKING` too."""
-    for node in body:
-        if isinstance(node, ast.If):
-            yield from node.body
-        elif not isinstance(node, ast.Expr):
-            yield node
+def _is_ours(node: ast.Import | ast.ImportFrom) -> bool:
+    return isinstance(node, ast.ImportFrom) and (node.level > 0 or Place(node.module or "").inside)
 
 
 def _is_module(package: str, name: str) -> bool:
@@ -177,7 +180,8 @@ def bound(node: ast.AST) -> Iterator[str]:
     elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
         yield node.id
     elif isinstance(node, (ast.Import, ast.ImportFrom)):
-        yield from ((alias.asname or alias.name).partition(".")[0] for alias in node.names)
+        if not _is_ours(node):
+            yield from ((alias.asname or alias.name).partition(".")[0] for alias in node.names)
     elif not isinstance(node, (*_COMPREHENSIONS, ast.Lambda)):
         if isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and node.name:
             yield node.name

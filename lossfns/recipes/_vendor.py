@@ -8,7 +8,7 @@ import difflib
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 from importlib import metadata
@@ -27,12 +27,14 @@ class Needed:
         modules: for each module, those whose statements its own refer to.
         imports: what comes from elsewhere, by the name it is known under.
         aliased: places reached under another name than their own.
+        dropped: lines of the source that import what now stands in the same file.
     """
 
     edits: dict[Statement, list[tuple[ast.expr, Place]]] = field(default_factory=dict)
     modules: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     imports: dict[str, Place] = field(default_factory=dict)
     aliased: set[Place] = field(default_factory=set)
+    dropped: set[tuple[str, int]] = field(default_factory=set)
 
 
 def vendor(names: Sequence[str]) -> str:
@@ -60,7 +62,7 @@ def vendor(names: Sequence[str]) -> str:
     flat = _flat_names(wanted, needed)
     modules = list(TopologicalSorter(needed.modules).static_order())
     statements = sorted(needed.edits, key=lambda one: (modules.index(one.module), one.node.lineno))
-    texts = [_text(statement, needed.edits[statement], flat) for statement in statements]
+    texts = [_text(statement, needed, flat) for statement in statements]
     header = [
         f"# SPDX-License-Identifier: Apache-2.0, from lossfns {metadata.version('lossfns')}:",
         f"# python -m lossfns.recipes vendor {' '.join(names)}",
@@ -90,27 +92,30 @@ def _follow(statement: Statement, needed: Needed) -> None:
     references.visit(statement.node)
     edits = needed.edits[statement] = []
     needed.modules[statement.module] |= set()
-    for node, attribute in references.found:
-        place, span = _referred(statement.module, node, attribute)
+    module, local = read(statement.module), dict[str, Place]()
+    for node in references.local_imports:
+        local.update(imported(node, module.package))
+        needed.dropped.update((statement.module, line) for line in range(node.lineno, (node.end_lineno or 0) + 1))
+    for name, attribute in references.found:
+        place, span = _referred(statement.module, name, attribute, local)
         if place is None:
             continue
         if not place.inside:
-            _add_import(node.id, place, needed.imports)
+            _add_import(name.id, place, needed.imports)
             continue
         edits.append((span, place))
-        if node.id != place.name:
+        if name.id != place.name:
             needed.aliased.add(place)
-        if place.module != statement.module:
+        if place.module != statement.module and name.id not in local and name.id not in module.for_types:
             needed.modules[statement.module].add(place.module)
         _follow(read(place.module).statements[place.name], needed)
-    for local in references.local_imports:
-        if any(place.inside for _, place in imported(local, statement.module.rpartition(".")[0])):
-            raise ValueError(f"{statement.module}, line {local.lineno}: an import inside a function can't be vendored")
 
 
-def _referred(module: str, node: ast.Name, attribute: ast.Attribute | None) -> tuple[Place | None, ast.expr]:
+def _referred(
+    module: str, node: ast.Name, attribute: ast.Attribute | None, local: Mapping[str, Place]
+) -> tuple[Place | None, ast.expr]:
     """What a name stands for, and how far it reaches: `_keys.find` is one name if `_keys` is a module of ours."""
-    place = find(module, node.id)
+    place = find(local[node.id].module, local[node.id].name) if node.id in local else find(module, node.id)
     if place and place.inside and not place.name:
         if attribute is None:
             raise ValueError(f"{module}, line {node.lineno}: a module that is passed around can't be vendored")
@@ -145,10 +150,13 @@ def _flat_names(wanted: Iterable[Place], needed: Needed) -> dict[Place, str]:
     return kept
 
 
-def _text(statement: Statement, edits: list[tuple[ast.expr, Place]], flat: dict[Place, str]) -> str:
+def _text(statement: Statement, needed: Needed, flat: dict[Place, str]) -> str:
     """Return a statement's own lines, comments included, with every name as it is called here."""
     lines, first, node = list(read(statement.module).lines), statement.first_line - 1, statement.node
-    spans = [(one.lineno, one.col_offset, one.end_lineno, one.end_col_offset, flat[place]) for one, place in edits]
+    spans = [
+        (one.lineno, one.col_offset, one.end_lineno, one.end_col_offset, flat[place])
+        for one, place in needed.edits[statement]
+    ]
     for row, start, end_row, end, name in sorted(spans, reverse=True):
         assert row == end_row
         lines[row - 1] = lines[row - 1][:start] + name.encode() + lines[row - 1][end:]
@@ -158,7 +166,8 @@ def _text(statement: Statement, edits: list[tuple[ast.expr, Place]], flat: dict[
         lines[node.lineno - 1] = re.sub(pattern, rb"\g<1>" + name.encode(), lines[node.lineno - 1], count=1)
     while first and lines[first - 1].startswith(b"#"):
         first -= 1
-    return b"\n".join(lines[first : node.end_lineno]).decode()
+    kept = [row for row in range(first, node.end_lineno or 0) if (statement.module, row + 1) not in needed.dropped]
+    return b"\n".join(lines[row] for row in kept).decode()
 
 
 def _import_lines(imports: dict[str, Place]) -> Iterator[str]:

@@ -16,16 +16,16 @@ NAMES = sorted(recipes())
 VOCABULARY = 4_000  # of the built-in tokenizers
 
 # Small sizes for each; all other options are the recipe's own.
-COMMON = ["--save_strategy=no", "--dataloader_pin_memory=false", "--use_cpu=true", "--seed=1"]
+COMMON = ["--save_strategy=no", "--save_total_limit=9", "--dataloader_pin_memory=false", "--use_cpu=true", "--seed=1"]
 SMALL = {
     "bloom_lora": "--max_steps 1 --samples 32 --per_device_train_batch_size 1 --per_device_eval_batch_size 1",
     "completion_only": "--max_steps 10 --samples 160",
     "distillation": "--max_steps 5 --samples 40 --learning_rate 0.01",
     "dpo": "--max_steps 8 --samples 64 --learning_rate 0.001",
-    "early_stopping": "--num_train_epochs 9 --samples 40 --learning_rate 0.02 --save_strategy epoch --save_total_limit 9",
+    "early_stopping": "--num_train_epochs 9 --samples 40 --learning_rate 0.02 --save_strategy epoch",
     "question_answering": "--max_steps 4 --samples 48",
     "sliced_evaluation": "--max_steps 6 --samples 120",
-    "text_classification": "--max_steps 4 --samples 99 --per_device_train_batch_size 1 --per_device_eval_batch_size 2",
+    "text_classification": "--max_steps 4 --samples 60 --per_device_train_batch_size 1",
     "token_classification": "--max_steps 50 --samples 300 --learning_rate 0.003",
     "tuned_thresholds": "--max_steps 30",
 }

@@ -209,6 +209,18 @@ def inner(): return size
     assert "size_of_one" in text
 
 
+def test_an_import_inside_a_function_becomes_the_files_own(monkeypatch):
+    """Also where two modules know each other, one of them for types only."""
+    made(
+        monkeypatch,
+        one="def wanted():\n    import math\n    from .two import f as g\n    return g(), math.floor(1.5)\n",
+        two="if TYPE_CHECKING:\n    from .one import wanted\ndef f(x: wanted = 3): return x\n",
+    )
+    text = vendor(["lossfns.one.wanted"])
+    assert run(text)["wanted"]() == (3, 1)
+    assert "from .two" not in text
+
+
 def test_a_name_of_the_language_is_not_taken(monkeypatch):
     made(
         monkeypatch,
@@ -221,7 +233,6 @@ def test_a_name_of_the_language_is_not_taken(monkeypatch):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("def wanted():\n    from .two import f\n    return f()\n", "inside a function"),
         ("def wanted(): return nowhere\n", "nowhere is bound in a way"),
         ("import json as np\nfrom .two import f\ndef wanted(): return np, f()\n", "vendor them apart"),
     ],
