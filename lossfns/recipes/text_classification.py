@@ -2,7 +2,7 @@
 
 Needs: --data, a CSV file with the columns text and label; --model, a causal language model. Without them: paragraphs of
 Python's manual, each to be put into its chapter, and a small random Qwen2. TrainingArguments are options too.
-Left alone, the Trainer keeps 151,936 logits for each token of the evaluation set, here four numbers a text.
+Left alone, the Trainer keeps 151,936 logits for each token of the evaluation set, here a few numbers a text.
 """
 
 import csv
