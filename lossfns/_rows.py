@@ -10,9 +10,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-# Bytes of the working buffer. On a CPU it has to stay in the cache (10 rows of 151,936 float32 ran several times faster
+# Bytes of the working buffer. On a CPU it has to stay in the cache (16 rows of 151,936 float32 ran several times faster
 # than 64); elsewhere it has to be large enough to fill the device.
-CPU_CHUNK_BYTES = 6 << 20
+CPU_CHUNK_BYTES = 10 << 20
 DEVICE_CHUNK_BYTES = 128 << 20
 # A comparison has some ten tensors of a chunk's size in hand at a time.
 COMPARED = 8
@@ -70,11 +70,6 @@ class Rows:
         first, last = int(self.index[0]), int(self.index[-1])
         return slice(first, last + 1) if last - first + 1 == len(self) else None
 
-    def others(self, total: int) -> Tensor:
-        """Row numbers out of `total` that are not scored, `(total - n,)` int64 on the device."""
-        unscored = torch.ones(total, dtype=torch.bool).index_fill_(0, self.index, False)
-        return unscored.nonzero().flatten().to(self.on_device.device, non_blocking=True)
-
 
 def all_rows(logits: Tensor) -> Rows:
     """Every row of logits `(..., V)`, with no target."""
@@ -94,6 +89,10 @@ def read(logits: Tensor, rows: Rows, out: Tensor) -> Tensor:
     flat = logits.view(-1, logits.shape[-1])
     if run is not None:
         return flat[run] if flat.dtype == out.dtype else block.copy_(flat[run])
+    if _in_runs(flat):
+        for there, here in runs(rows.index):
+            block[here].copy_(flat[there])
+        return block
     if flat.dtype == out.dtype:
         return torch.index_select(flat, 0, rows.on_device, out=block)
     return block.copy_(flat.index_select(0, rows.on_device))
@@ -101,10 +100,41 @@ def read(logits: Tensor, rows: Rows, out: Tensor) -> Tensor:
 
 def write(flat: Tensor, rows: Rows, block: Tensor) -> None:
     """Round `block` `(len(rows), V)` once and store it at `rows` of `flat` `(total, V)`, unless it stands there."""
-    if rows.run is None:
+    if rows.run is not None:
+        if block.data_ptr() != flat[rows.run].data_ptr():
+            flat[rows.run].copy_(block)
+    elif _in_runs(flat):
+        for there, here in runs(rows.index):
+            flat[there].copy_(block[here])
+    else:
         flat.index_copy_(0, rows.on_device, block.to(flat.dtype))
-    elif block.data_ptr() != flat[rows.run].data_ptr():
-        flat[rows.run].copy_(block)
+
+
+def clear_others(flat: Tensor, rows: Rows) -> Tensor:
+    """Set all rows of `flat` `(total, V)` but `rows` to 0, in place."""
+    others = torch.ones(len(flat), dtype=torch.bool).index_fill_(0, rows.index, False).nonzero().flatten()
+    if not _in_runs(flat):
+        return flat.index_fill_(0, others.to(flat.device, non_blocking=True), 0)
+    for there, _ in runs(others):
+        flat[there].zero_()
+    return flat
+
+
+def runs(index: Tensor) -> list[tuple[slice, slice]]:
+    """Increasing row numbers `(n,)` on the host as slices without a gap, each with the places it takes in the index."""
+    if not index.numel():
+        return []
+    starts = [0, *((index.diff() != 1).nonzero().flatten() + 1).tolist()]
+    ends = [*starts[1:], index.numel()]
+    first = index[starts].tolist()
+    return [
+        (slice(row, row + end - start), slice(start, end)) for row, start, end in zip(first, starts, ends, strict=True)
+    ]
+
+
+def _in_runs(flat: Tensor) -> bool:
+    """Is it faster to copy slices one by one than to gather rows? On a CPU, where a row is more than a call."""
+    return flat.is_cpu and flat.shape[-1] * flat.dtype.itemsize > 16384
 
 
 def flattens(logits: Tensor) -> bool:

@@ -162,7 +162,7 @@ def _with_options(term: Term, class_weights: ClassValues | None, label_smoothing
 
 def _check_shapes(logits: Tensor, labels: Tensor, dimensions: int, soft: bool) -> None:
     items = "(batch,)" if dimensions == 1 else "(batch, tokens)"
-    wanted = labels.shape if soft else (*labels.shape, logits.shape[-1])
+    wanted = labels.shape if soft else (*labels.shape, *logits.shape[-1:])
     if logits.ndim != dimensions + 1 or logits.shape != wanted:
         raise ValueError(
             f"logits {tuple(logits.shape)} and labels {tuple(labels.shape)} do not fit: expected class ids {items}, or "

@@ -75,7 +75,7 @@ def open_source(outputs: Any, labels: Tensor | None, select: Selector | None, so
     """The logits among the outputs, or what `source` kept of the same forward."""
     if source is None:
         return FromLogits(select_logits(outputs, labels, select))
-    if not isinstance(source, HiddenStates):
+    if not hasattr(source, "read"):
         raise TypeError(f"source must be hidden_states(model), not {type(source).__name__}")
     if select is not None:
         raise ValueError("select= picks logits, source= does without them: give one of the two")

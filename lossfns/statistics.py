@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ._autograd import autocast_off, refuse_second_order, uncompiled, unhooked
-from ._rows import Rows, compute_dtype, read, write
+from ._rows import Rows, clear_others, compute_dtype, read, write
 from .alignment import IGNORED, align, check_logits
 
 DIFFERENTIABLE = ("log_prob", "log_normalizer", "mean_logit", "entropy")
@@ -75,9 +75,8 @@ def token_statistics(
 def check_fields(fields: Sequence[str]) -> None:
     """Raise ValueError unless `fields` are names of statistics."""
     if isinstance(fields, str) or not {*DIFFERENTIABLE, *DISCRETE}.issuperset(fields) or len({*fields}) < len(fields):
-        raise ValueError(
-            f"fields must be a sequence of different names out of {', '.join((*DIFFERENTIABLE, *DISCRETE))}; got {fields!r}"
-        )
+        known = ", ".join((*DIFFERENTIABLE, *DISCRETE))
+        raise ValueError(f"fields must be a sequence of different names out of {known}; got {fields!r}")
 
 
 def row_statistics(
@@ -140,8 +139,7 @@ def join(parts: Sequence[Tensor], name: str, logits: Tensor) -> Tensor:
 def gradient_room(logits: Tensor, rows: Rows, storage: Tensor | None = None) -> Tensor:
     """Room for the gradient, `(total, V)`: rows that are not scored are 0, the others still to be written."""
     room = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device) if storage is None else storage
-    flat = room.view(-1, logits.shape[-1])
-    return flat.index_fill_(0, rows.others(flat.shape[0]), 0)
+    return clear_others(room.view(-1, logits.shape[-1]), rows)
 
 
 def check_overwritable(logits: Tensor) -> None:
@@ -175,6 +173,10 @@ def blocks(logits: Tensor, rows: Rows, room: Tensor | None = None) -> Iterator[B
     """
     width, dtype = logits.shape[-1], compute_dtype(logits.dtype)
     step = rows.per_chunk(width, dtype, logits.device)
+    if room is None:  # little is done for each chunk, and memory counts in evaluation
+        step = max(1, step // 2)
+    elif room.dtype == dtype:  # hardly needs the buffer
+        step *= 2
     buffer = torch.empty((step, width), dtype=dtype, device=logits.device)
     for chunk in rows.chunks(step):
         x = read(logits, chunk, buffer)

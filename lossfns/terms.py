@@ -11,8 +11,8 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from operator import mul
+from functools import cached_property, partial, reduce
+from operator import add
 from typing import Any
 
 import torch
@@ -308,10 +308,11 @@ class Combined:
 
     def __call__(self, **given: Tensor) -> Tensor:
         parts = [term(**{name: given[name] for name in names}) for term, names in self._bound]
-        values = parts[0] if self.weights == (1.0,) else sum(map(mul, self.weights, parts), torch.zeros_like(parts[0]))
+        values = reduce(add, [p if w == 1.0 else w * p for w, p in zip(self.weights, parts, strict=True)])
         if self.factor is None:
             return values
-        return self.factor(**{name: given[name] for name in parameters(self.factor)}).to(values.dtype) * values
+        weights = self.factor(**{name: given[name] for name in parameters(self.factor)}).to(values.dtype)
+        return weights * values.masked_fill(weights == 0, 0)  # what has no weight may be infinite
 
     @cached_property
     def _bound(self) -> list[tuple[Term, tuple[str, ...]]]:

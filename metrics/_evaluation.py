@@ -40,11 +40,7 @@ def holds_tensors(eval_pred: EvalPrediction) -> bool:
     Raises:
         TypeError: what came is not an EvalPrediction.
     """
-    if not (hasattr(eval_pred, "predictions") and hasattr(eval_pred, "label_ids")):
-        raise TypeError(
-            f"a metric takes an EvalPrediction (.predictions, .label_ids), not {type(eval_pred).__name__}: "
-            "give it to the Trainer as compute_metrics=, uncalled"
-        )
+    _check_evaluation(eval_pred)
     return any(_is_tensor(leaf) for _, leaf in leaves(eval_pred.predictions))
 
 
@@ -60,9 +56,10 @@ def batches(eval_pred: EvalPrediction) -> list[Batch]:
         At least one batch.
 
     Raises:
-        TypeError: a leaf is neither array nor tensor.
+        TypeError: what came is not an EvalPrediction, or a leaf is neither array nor tensor.
         ValueError: labels are missing, or something has not one row for each sample.
     """
+    _check_evaluation(eval_pred)
     predictions, labels = eval_pred.predictions, eval_pred.label_ids
     if not isinstance(labels, list):
         return [_batch(predictions, labels)]
@@ -120,6 +117,14 @@ def mapped(function: Callable[[Any], Any], tree: Any) -> Any:
     if isinstance(tree, (tuple, list)):
         return tuple(mapped(function, branch) for branch in tree)
     return function(tree)
+
+
+def _check_evaluation(eval_pred: Any) -> None:
+    if not (hasattr(eval_pred, "predictions") and hasattr(eval_pred, "label_ids")):
+        raise TypeError(
+            f"a metric takes an EvalPrediction (.predictions, .label_ids), not {type(eval_pred).__name__}: "
+            "give it to the Trainer as compute_metrics=, uncalled"
+        )
 
 
 def _batch(predictions: Any, label_ids: Any) -> Batch:
