@@ -1015,6 +1015,27 @@ def assert_refused(call: Callable[[], Any]) -> None:
     assert len(str(caught.value)) > 10, "an error says what was wrong"
 
 
+def raising(error: BaseException) -> Callable[[], Any]:
+    def call():
+        raise error
+
+    return call
+
+
+@pytest.mark.parametrize(
+    "error", [IndexError("list index out of range"), KeyError("labels"), AttributeError("no shape")]
+)
+def test_an_error_that_nobody_thought_of_is_no_refusal(error):
+    with pytest.raises(type(error)):
+        assert_refused(raising(error))
+
+
+@pytest.mark.parametrize("call", [lambda: 1.0, raising(ValueError())])
+def test_neither_is_a_number_or_an_error_without_words(call):
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        assert_refused(call)
+
+
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.title)
 def test_the_call_works(entry):
     """Without it every value would be refused."""
