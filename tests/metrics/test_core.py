@@ -295,7 +295,7 @@ def test_metrics_are_frozen():
 def test_the_repr_says_what_is_computed():
     assert repr(language_modeling()) == (
         "Metric(statistics=token_sums, score=token_scores, keys=(nll_loss, perplexity, token_accuracy, "
-        "top_{k}_accuracy, entropy, sequence_accuracy, tokens, samples))"
+        "top_{k}_accuracy, entropy, sequence_accuracy, tokens, samples, bits_per_byte, bits_per_character))"
     )
     near = Metric(statistics=partial(hits, tolerance=1), score=hit_rate, directions={"near_rate": True})
     shown = repr(build(ACCURACY, ERROR, near=near, num_samples=7))
