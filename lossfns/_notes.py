@@ -16,7 +16,7 @@ class Notes:
 
     Attributes:
         fields: statistics to measure beside those that the term asks for.
-        measured: these, `(n,)` each, of the scored items; empty where no kernel ran.
+        measured: these, `(n,)` each, of the scored items of the first tensor of logits; empty where no kernel ran.
         parts: the summands of the term by name, each divided as the loss is.
         share: the items of this call by the count of its window, 0-d float64, None until a loss counted.
     """

@@ -17,7 +17,7 @@ from ._autograd import autocast_off
 from ._rows import Rows, compute_dtype
 from ._term_loss import BoundTerm, bind
 from .alignment import IGNORED, Alignment
-from .normalization import divide, weigh
+from .normalization import weigh
 from .statistics import row_statistics
 from .terms import Term
 
@@ -102,12 +102,12 @@ def soft_loss(
     pairs, place, chance = rows.smoothed(label_smoothing).pairs(logits)
     bound = bind(term, pairs, extras, classes=classes)
     with autocast_off(logits.device):
-        return divide(bound(_measured(logits, rows.rows, pairs.rows.classes, place, bound)) * chance, count)
+        return bound.total(_measured(logits, rows.rows, pairs.rows.classes, place, bound), count, chance)
 
 
 def _measured(logits: Tensor, rows: Tensor, labels: Tensor, place: Tensor, bound: BoundTerm) -> dict[str, Tensor]:
     """Statistics of each row, repeated for each of its pairs; the log-probabilities of all classes at once."""
-    flat, on_device = logits.flatten(0, -2), rows.to(logits.device)
+    flat, on_device = logits.flatten(0, -2), rows.to(logits.device, non_blocking=True)
     fields = [name for name in bound.fields if name != "log_prob"]
     measured = row_statistics(flat, Rows(rows, on_device, None), fields) if fields else {}
     measured = {name: values[place] for name, values in measured.items()}
@@ -153,5 +153,4 @@ def binary_loss(
     with autocast_off(logits.device):
         x, present = logits.flatten()[moved[0]].to(dtype), moved[1] == 1
         measured = {"log_prob": F.logsigmoid(torch.where(present, x, -x)), "outcome": present}
-        values = bound({name: measured[name] for name in bound.fields})
-        return divide(values * chance.to(logits.device, dtype, non_blocking=True), count)
+        return bound.total(measured, count, chance.to(logits.device, dtype, non_blocking=True))

@@ -56,6 +56,12 @@ class BoundTerm:
             )
         return values.to(like.dtype)
 
+    def total(self, measured: Mapping[str, Tensor], count: Tensor, chances: Tensor | None = None) -> Tensor:
+        """Sum over all items, each times its chance if it has one, divided by `count`; for losses beside the kernel."""
+        self._note_parts(measured, count, chances)
+        values = self(measured)
+        return divide(values if chances is None else values * chances, count)
+
     def weights(self) -> Tensor:
         """What each item weighs, `(n,)`: the product of the factors of the term.
 
@@ -86,9 +92,17 @@ class BoundTerm:
         if self.notes is None:
             return
         joined = {name: join([part[name].detach() for part in parts], name, logits) for name in self.measured}
-        self.notes.measured = {name: joined[name] for name in self.notes.fields}
+        if not self.notes.measured:  # of several heads the first one predicts the next token
+            self.notes.measured = {name: joined[name] for name in self.notes.fields}
+        self._note_parts(joined, count)
+
+    @torch.no_grad()
+    def _note_parts(self, measured: Mapping[str, Tensor], count: Tensor, chances: Tensor | None = None) -> None:
+        if self.notes is None:
+            return
         for summand in summands(self.term):
-            values = summand(**joined, **self.given)
+            values = summand(**{name: measured[name] for name in self.fields}, **self.given)
+            values = values if chances is None else values * chances
             self.notes.parts.append((plain_name(summand), divide(values, count)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -49,8 +50,9 @@ def add_losses(parts: Mapping[str, tuple[float, Loss]]) -> AddedLosses:
     """The weighted sum of several losses of one batch.
 
     Parts that are the same loss with the same options but for `term` are one pass over the logits, whatever their
-    number: `partial(distillation_loss, term=cross_entropy)` beside `distillation_loss`. Others are computed one after
-    the other, each with a gradient of the logits of its own.
+    number: `partial(distillation_loss, term=cross_entropy)` beside `distillation_loss`. Others, and those whose sum is
+    not the loss of the summed terms (`normalize="weights"`, `label_smoothing`, `dice`, several heads), are computed one
+    after the other, each with a gradient of the logits of its own.
 
     Args:
         parts: `{name: (weight, loss)}`, each loss a function `(outputs, labels, num_items_in_batch)`.
@@ -60,7 +62,8 @@ def add_losses(parts: Mapping[str, tuple[float, Loss]]) -> AddedLosses:
 
     Raises:
         TypeError: a part is not such a pair.
-        ValueError: a part other than the last that reads the logits has `overwrite_logits=True`.
+        ValueError: a weight is not finite; a part other than the last that reads the logits has
+            `overwrite_logits=True`.
 
     Example:
         >>> from lossfns import causal_lm_loss, focal
@@ -72,6 +75,8 @@ def add_losses(parts: Mapping[str, tuple[float, Loss]]) -> AddedLosses:
     for name, part in parts.items():
         if not (isinstance(part, tuple) and len(part) == 2 and isinstance(part[0], (int, float)) and callable(part[1])):
             raise TypeError(f"part '{name}' must be (weight, loss), as in (0.5, causal_lm_loss), got {part!r}")
+        if not math.isfinite(part[0]):
+            raise ValueError(f"the weight of part '{name}' must be finite, got {part[0]}")
     calls = _merged([Call((name,), float(weight), loss) for name, (weight, loss) in parts.items()])
     for call in calls[:-1]:
         if _options(call.loss).get("overwrite_logits"):
@@ -111,9 +116,15 @@ def _joined(group: list[Call]) -> Call:
 def _alike(left: Loss, right: Loss) -> bool:
     """Are these one loss with the same options but for the term?"""
     own, other = _options(left), _options(right)
-    if _function(left) is not _function(right) or own.keys() != other.keys() or "term" not in own:
+    if _function(left) is not _function(right) or own.keys() != other.keys():
         return False
-    return all(name == "term" or _same(own[name], other[name]) for name in own)
+    return _is_linear(own) and all(name == "term" or _same(own[name], other[name]) for name in own)
+
+
+def _is_linear(options: Mapping[str, Any]) -> bool:
+    """Is a loss with these options that of its term alone, in one pass, so that a sum of terms is a sum of losses?"""
+    beside = {"dice", "heads"} & options.keys() or options.get("label_smoothing")
+    return callable(options.get("term")) and not beside and options.get("normalize") != "weights"
 
 
 def _same(left: Any, right: Any) -> bool:

@@ -40,7 +40,7 @@ def item_count(num_items_in_batch: NumItems, own: int | Tensor, device: torch.de
         raise TypeError(f"num_items_in_batch must be None, a number or a tensor, not {type(count).__name__}")
     total = torch.as_tensor(count, dtype=accumulator_dtype(device), device=device).sum().clamp(min=1)
     notes = current_notes()
-    if notes is not None:
+    if notes is not None and notes.share is None:  # a loss made of losses counts before its parts do
         notes.share = own / total
     return total
 

@@ -16,7 +16,7 @@ from ._rows import Rows, compute_dtype
 from ._term_loss import bind
 from .alignment import IGNORED, Alignment, Labels, Outputs, Selector, align, select_logits, split_labels
 from .hidden import HiddenStates
-from .normalization import NumItems, accumulator_dtype, check_unit, divide, item_count
+from .normalization import NumItems, accumulator_dtype, check_unit, item_count
 from .sources import Source, open_source
 from .terms import Term, check_smoothing
 
@@ -504,4 +504,4 @@ def _pair_loss(
     bound = bind(objective, pairs, extras, statistics=tuple(measured))
     count = item_count(num_items_in_batch, len(there), counted.device)
     with autocast_off(counted.device):
-        return divide(bound({name: measured[name][there] for name in bound.fields}), count)
+        return bound.total({name: measured[name][there] for name in bound.fields}, count)

@@ -16,7 +16,7 @@ from ._autograd import autocast_off, uncompiled
 from ._rows import Rows, compute_dtype
 from ._term_loss import bind
 from .alignment import IGNORED, Alignment, Labels, Outputs, Selector, select_logits, split_labels
-from .normalization import NumItems, divide, item_count
+from .normalization import NumItems, item_count
 from .terms import Term, parameters
 
 STATISTICS = ("prediction", "target", "log_variance")
@@ -211,7 +211,7 @@ def regression_loss(
     tensors = dict(zip(STATISTICS, (predictions[0], targets.to(logits.device), *predictions[1:]), strict=False))
     with autocast_off(logits.device):
         measured = {name: tensors[name].flatten()[pairs.positions].to(dtype) for name in bound.fields}
-        return divide(bound(measured), count)
+        return bound.total(measured, count)
 
 
 def _predictions(logits: Tensor, targets: Tensor, with_variance: bool) -> tuple[Tensor, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from ._notes import Notes, taking
 from .alignment import Labels, Outputs
 from .auxiliary import AddedLosses, Call, Loss, added
 from .normalization import NumItems, accumulator_dtype
-from .terms import name_of
+from .terms import name_of, summands
 
 # What the Trainer writes into the same line, and the beginnings by which reporters tell evaluations apart.
 RESERVED = ("loss", "grad_norm", "learning_rate", "epoch", "step", "num_input_tokens_seen")
@@ -186,8 +187,18 @@ def _parts(call: Call, value: Tensor, notes: Notes) -> list[tuple[str, Tensor, T
     """The parts that a call computed: name, value and share of the window."""
     if len(call.names) == 1:
         return [(call.names[0], value.detach(), notes.share)]
+    if not call.names and not notes.parts and summands(_term_of(call.loss)):
+        raise ValueError(
+            f"{name_of(call.loss)} does not tell the parts of its term apart. Name them by "
+            'add_losses({"a": (1.0, partial(loss, term=...)), ...})'
+        )
     names = call.names or [name for name, _ in notes.parts]
     return [(name, part, notes.share) for name, (_, part) in zip(names, notes.parts, strict=True)]
+
+
+def _term_of(loss: Loss) -> Any:
+    """The term that a loss of this package is bound to; None for any other."""
+    return loss.keywords.get("term") if isinstance(loss, partial) else None
 
 
 def _check_names(names: Sequence[str]) -> None:

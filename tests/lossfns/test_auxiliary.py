@@ -9,10 +9,12 @@ import torch
 from lossfns import (
     add_losses,
     causal_lm_loss,
+    class_weighted,
     cross_entropy,
     distillation_loss,
     focal,
     masked_lm_loss,
+    segmentation_loss,
     with_auxiliary,
     z_loss,
 )
@@ -72,6 +74,38 @@ def test_a_sum_is_that_of_its_parts(name):
     assert_equal(measured(added, labels), summed(parts, labels))
     assert len(added.calls) == CALLS[name]
     assert_equal(measured(pickle.loads(pickle.dumps(added)), labels), summed(parts, labels))
+
+
+PIXELS = torch.randn(2, 3, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+CLASSES = PIXELS.argmin(1)
+WEIGHTED = partial(causal_lm_loss, normalize="weights")
+
+
+@pytest.mark.parametrize(
+    ("parts", "batch"),
+    [
+        (
+            [(1.0, partial(segmentation_loss, term=term, dice=0.5)) for term in (cross_entropy, focal)],
+            (PIXELS, CLASSES),
+        ),
+        (
+            [(0.5, partial(WEIGHTED, term=class_weighted(term, range(7)))) for term in (cross_entropy, focal)],
+            (LOGITS, LABELS),
+        ),
+    ],
+    ids=["dice", "weights"],
+)
+def test_a_sum_of_losses_that_is_not_the_loss_of_a_sum(parts, batch):
+    added = add_losses(dict(zip("ab", parts, strict=True)))
+    expected = sum(weight * loss(*batch) for weight, loss in parts)
+    torch.testing.assert_close(added(*batch), expected, rtol=1e-12, atol=0)
+    assert len(added.calls) == 2
+
+
+@pytest.mark.parametrize("weight", [float("nan"), float("inf")])
+def test_weights_are_finite(weight):
+    with pytest.raises(ValueError, match="the weight of part 'ce' must be finite"):
+        add_losses({"ce": (weight, causal_lm_loss)})
 
 
 def test_parts_of_a_user():

@@ -1,5 +1,6 @@
 """What training logs beside the loss: equal to a loop over the same window, whatever the accumulation and processes."""
 
+import math
 import pickle
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +18,12 @@ from lossfns import (
     cross_entropy,
     focal,
     hidden_states,
+    mae,
+    mse,
+    multi_label_loss,
+    multi_token_loss,
     regression_loss,
+    segmentation_loss,
     token_weighted,
     watch,
     weighted_sum,
@@ -361,6 +367,46 @@ def test_a_loss_that_measures_no_classes():
     loss = watch(regression_loss, TrainingMetrics(), accuracy="correct")
     with pytest.raises(ValueError, match="cannot be watched"):
         loss(torch.zeros(3, 1, requires_grad=True), torch.ones(3))
+
+
+@pytest.mark.parametrize("joined", [True, False], ids=["weighted_sum", "add_losses"])
+def test_parts_of_losses_beside_the_kernel(joined):
+    predictions, targets = torch.tensor([[1.0], [5.0]], requires_grad=True), torch.tensor([2.0, 2.0])
+    metrics = TrainingMetrics()
+    parts = {"mse": (0.5, partial(regression_loss, term=mse)), "mae": (2.0, partial(regression_loss, term=mae))}
+    one = partial(regression_loss, term=weighted_sum((0.5, mse), (2.0, mae)))
+    value = watch(one if joined else add_losses(parts), metrics)(predictions, targets)
+    assert metrics.means() == {"mse": 5.0, "mae": 2.0}
+    assert value.item() == 0.5 * 5.0 + 2.0 * 2.0
+
+
+def test_parts_of_yes_or_no_labels():
+    metrics = TrainingMetrics()
+    loss = partial(multi_label_loss, term=weighted_sum((1.0, cross_entropy), (0.5, focal)), pos_weight=[3.0])
+    value = watch(loss, metrics)(torch.zeros(2, 1, requires_grad=True), torch.tensor([[1], [0]]))
+    nll, found = math.log(2), metrics.means()
+    assert found == pytest.approx({"cross_entropy": 2 * nll, "focal": 0.5 * nll})  # weights 3 and 1 over two labels
+    assert value.item() == pytest.approx(found["cross_entropy"] + 0.5 * found["focal"])
+
+
+def test_parts_that_a_loss_cannot_tell_apart():
+    loss = partial(segmentation_loss, term=weighted_sum((1.0, cross_entropy), (0.5, focal)))
+    pixels = torch.zeros(1, 2, 1, 1, requires_grad=True), torch.tensor([[[0]]])
+    with pytest.raises(ValueError, match="does not tell the parts of its term apart"):
+        watch(loss, TrainingMetrics())(*pixels)
+    metrics = TrainingMetrics()
+    terms = {term.__name__: (1.0, partial(segmentation_loss, term=term)) for term in (cross_entropy, focal)}
+    watch(add_losses(terms), metrics)(*pixels)
+    assert metrics.means() == pytest.approx({"cross_entropy": math.log(2), "focal": math.log(2) / 4})
+
+
+def test_of_several_heads_the_next_token_is_watched():
+    labels, metrics = torch.tensor([[0, 1, 2, 3]]), TrainingMetrics()
+    right = 20.0 * F.one_hot(labels.roll(-1), 4).float()
+    outputs = {"next": right.requires_grad_(), "second": torch.zeros(1, 4, 4, requires_grad=True)}
+    loss = partial(multi_token_loss, heads=("next", "second"), weights=(1.0, 1.0))
+    watch(loss, metrics, accuracy="correct", nll="nll")(outputs, labels)
+    assert metrics.means() == pytest.approx({"accuracy": 1.0, "nll": 0.0}, abs=1e-6)
 
 
 def test_parts_that_nobody_counts():
