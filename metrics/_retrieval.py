@@ -83,7 +83,7 @@ def query_sums(predictions: Any, labels: Any, *, ks: tuple[int, ...]) -> Columns
             "or more for each candidate, -100 where there is none"
         )
     gains = np.where(there, labels, 0).astype(np.float64)
-    order = np.argsort(np.where(there, -scores.astype(np.float64), np.inf), axis=1, kind="stable")
+    order = np.lexsort((-scores.astype(np.float64), ~there))  # along rows: candidates first, the best of them first
     return _of_ranked(np.take_along_axis(gains, order, 1), ks)
 
 

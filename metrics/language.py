@@ -209,12 +209,13 @@ def bin_sums(predictions: Any, labels: Any) -> Columns:
     """Return the columns of `calibration_bins` (samples, bins).
 
     Raises:
-        ValueError: one is missing.
+        ValueError: one is missing, or of another shape.
     """
     found = named_columns(predictions)
-    if any(name not in found for name in BINS):
+    shapes = {found[name].shape if name in found else () for name in BINS}
+    if len(shapes) > 1 or any(len(shape) != 2 for shape in shapes):
         raise ValueError(
-            f"calibration() needs the columns {', '.join(BINS)} (calibration_bins); predictions hold "
+            f"calibration() needs the columns {', '.join(BINS)} (samples, bins) of calibration_bins; predictions hold "
             f"{describe(predictions)}"
         )
     return {name: found[name] for name in BINS}

@@ -8,6 +8,7 @@ from numpy.typing import ArrayLike
 from sklearn.metrics import precision_recall_curve
 
 from ._metric import ratio
+from .language import BINS, gaps
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,14 +68,13 @@ def reliability_diagram(columns: Mapping[str, ArrayLike]) -> "Figure":
         >>> reliability_diagram(sums).axes[0].get_title()
         'expected calibration error 0.150'
     """
-    labels, confidence, correct = (
-        np.asarray(columns[f"bin_{name}"], np.float64).sum(0) for name in ("labels", "confidence", "correct")
-    )
-    total, bins = labels.sum(), len(labels)
-    error = float(ratio(abs(confidence - correct).sum(), total))
+    sums = {name: np.asarray(columns[name], np.float64).sum(0) for name in BINS}
+    error = float(gaps(sums)["expected_calibration_error"])
+    labels, confidence, correct = sums.values()
+    bins = len(labels)
     figure, axes = _axes()
     edges = np.arange(bins) / bins
-    axes.bar(edges, ratio(labels, total), 1 / bins, align="edge", color="0.85", label="share of the labels")
+    axes.bar(edges, ratio(labels, labels.sum()), 1 / bins, align="edge", color="0.85", label="share of the labels")
     axes.plot([0, 1], [0, 1], color="0.5", linestyle=":")
     axes.plot(ratio(confidence, labels), ratio(correct, labels), "o-", color=COLOR, label="accuracy")
     axes.set(xlabel="confidence", xlim=(0, 1), ylim=(0, 1), title=f"expected calibration error {error:.3f}")

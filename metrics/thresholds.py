@@ -18,7 +18,7 @@ def tuned_thresholds(probabilities: ArrayLike, labels: ArrayLike, *, shared: boo
     `multi_label(num_classes, threshold=tuned_thresholds(probabilities, labels))`.
 
     Args:
-        probabilities: floats (samples, classes) in [0, 1], as `trainer.predict(...).predictions`.
+        probabilities: floats (samples, classes) in [0, 1], as `trainer.predict(...).predictions["probabilities"]`.
         labels: 0, 1, or -100 where not known, (samples, classes).
         shared: one threshold for all classes, with the best F1 over all labels (micro).
 

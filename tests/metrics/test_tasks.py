@@ -101,8 +101,9 @@ def test_calibration_is_that_of_a_loop():
     assert_every_mode(calibration(), sums, np.zeros(60), expected)
     nothing = {name: column[:0] for name, column in sums.items()}
     assert np.isnan(list(calibration()(evaluation(nothing, np.zeros(0))).values())).all()
-    with pytest.raises(ValueError, match="calibration_bins"):
-        calibration()(evaluation(np.zeros(3), np.zeros(3)))
+    for wrong in (np.zeros(60), {name: column[:, 0] for name, column in sums.items()}):
+        with pytest.raises(ValueError, match=r"\(samples, bins\) of calibration_bins"):
+            calibration()(evaluation(wrong, np.zeros(60)))
 
 
 def test_labels_out_of_a_column():
@@ -289,6 +290,11 @@ def test_rankings_of_nothing_and_of_equals():
         assert scores.pop("queries") == 0
         assert np.isnan(list(scores.values())).all()
     assert retrieval()(evaluation(np.zeros((1, 4)), np.array([[0, 0, 1, 0]])))["mrr"] == pytest.approx(1 / 3)
+
+
+def test_a_candidate_that_is_ruled_out_comes_before_none():
+    scores, labels = np.array([[0.5, -np.inf, 0.1]]), np.array([[N, 1, 0]])
+    assert retrieval()(evaluation(scores, labels))["mrr"] == 0.5
 
 
 @pytest.mark.parametrize(
