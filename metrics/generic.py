@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -121,7 +122,7 @@ def compare(
         `{key}_difference_high` (95 %) and `{key}_p_value` (two-sided, approximate randomisation, at least 1 / (n + 1)).
 
     Raises:
-        ValueError: the labels of the two differ, fewer than two replicates, or not one unit a sample.
+        ValueError: the labels or the columns of the two differ, fewer than two replicates, or not one unit a sample.
 
     Source: E. W. Noreen, "Computer-Intensive Methods for Testing Hypotheses", 1989; P. Koehn, "Statistical Significance
     Tests for Machine Translation Evaluation", 2004.
@@ -138,6 +139,9 @@ def compare(
     if not np.array_equal(_label_digests(first), _label_digests(second)):
         raise ValueError("the two runs have different labels: predict on the same dataset, in the same order")
     runs = [metric.columns(run) for run in (first, second)]
+    if runs[0].keys() != runs[1].keys():
+        columns = " and ".join(", ".join(run) for run in runs)
+        raise ValueError(f"the predictions of the two runs give different columns, {columns}: use one reducer for both")
     sample = _sample(metric, {(side, name): run[name] for side, run in enumerate(runs) for name in run}, unit)
     rows = {name: _stack([sample.columns[0, name], sample.columns[1, name]]) for name in runs[0]}
     scores = partial(_pair_scores, metric, rows, sample)
@@ -254,22 +258,35 @@ def _sample(metric: Metric, columns: dict[Any, Array], unit: Sequence[Any] | Non
     return _Sample({name: column[first] for name, column in columns.items()}, counts, None)
 
 
-def _scores(metric: Metric, rows: Columns, weights: Array) -> Columns:
-    """Return the scores (n,) of the rows, each as often as `weights` (n, rows) says."""
+def _scores(metric: Metric, rows: Columns, weights: Any) -> Columns:
+    """Return the scores (n,) of the rows, each as often as `weights` (n, rows), dense or sparse, says."""
     if not metric.whole:
-        weights = weights.astype(np.float64)
-        sums = {name: _weighted(weights, column) for name, column in rows.items()}
-        scores = {key: np.asarray(value) for key, value in metric.scores(sums).items()}
-        if any(value.shape != weights.shape[:1] for value in scores.values()):
-            raise ValueError(
-                "score doesn't map stacks of sums to stacks of scores: write it with `...` for leading dimensions, as "
-                f"x.sum(-1) and x[..., 0]; for {weights.shape[0]} sums it gave "
-                + ", ".join(f"{key} {value.shape}" for key, value in scores.items())
-            )
-        return scores
-    chosen = (np.repeat(np.arange(len(row)), row) for row in weights)
+        widest = max(math.prod(column.shape[1:]) for column in rows.values())
+        ends = np.cumsum([0, *_chunks(weights.shape[0], widest)])
+        return _concatenated([_stack_scores(metric, rows, weights[start:end]) for start, end in pairwise(ends)])
+    chosen = (_repeated(weights[[at]]) for at in range(weights.shape[0]))
     each = [metric.scores({name: column[places] for name, column in rows.items()}) for places in chosen]
     return {key: np.array([scores[key] for scores in each], np.float64) for key in each[0]}
+
+
+def _stack_scores(metric: Metric, rows: Columns, weights: Any) -> Columns:
+    """Return the scores (n,) of the weighted sums of the rows, all in one call."""
+    weights = weights.astype(np.float64)
+    sums = {name: _weighted(weights, column) for name, column in rows.items()}
+    scores = {key: np.asarray(value) for key, value in metric.scores(sums).items()}
+    if any(value.shape != weights.shape[:1] for value in scores.values()):
+        raise ValueError(
+            "score doesn't map stacks of sums to stacks of scores: write it with `...` for leading dimensions, as "
+            f"x.sum(-1) and x[..., 0]; for {weights.shape[0]} sums it gave "
+            + ", ".join(f"{key} {value.shape}" for key, value in scores.items())
+        )
+    return scores
+
+
+def _repeated(weights: Any) -> Array:
+    """Return the place of each row, as often as one line of weights (1, rows) says."""
+    row = (weights.toarray() if sparse.issparse(weights) else weights)[0]
+    return np.repeat(np.arange(len(row)), row)
 
 
 def _pair_scores(metric: Metric, rows: Columns, sample: _Sample, weights: Iterable[tuple[Array, Array]]) -> Columns:
@@ -285,11 +302,12 @@ def _pair_scores(metric: Metric, rows: Columns, sample: _Sample, weights: Iterab
 def _resampled(generator: np.random.Generator, counts: Array, n: int) -> Iterator[Array]:
     """Yield weights (chunk, rows): how often each row is there when as many are drawn, with replacement."""
     total = int(counts.sum())
-    of_draw = np.repeat(np.arange(len(counts)), counts)
-    for size in _chunks(n, len(counts)):
-        if 20 * len(counts) < total:
+    if 20 * len(counts) < total:
+        for size in _chunks(n, len(counts)):
             yield generator.multinomial(total, counts / total, size)
-        else:
+    else:
+        of_draw = np.repeat(np.arange(len(counts)), counts)
+        for size in _chunks(n, total):
             draws = generator.integers(max(total, 1), size=(size, total))
             yield np.array([np.bincount(of_draw[draw], minlength=len(counts)) for draw in draws])
 
@@ -402,8 +420,7 @@ class _GroupScores:
         if self.order is not None:
             check_order(rows[ORDER], self.order)
             rows = {name: column for name, column in rows.items() if name != ORDER}
-        weights = _indicator(self.places)
-        scores = _scores(self.metric, rows, weights.toarray() if self.metric.whole else weights)
+        scores = _scores(self.metric, rows, _indicator(self.places))
         return {f"{key}/{name}": value[at] for key, value in scores.items() for at, name in enumerate(self.names)}
 
     def __repr__(self) -> str:

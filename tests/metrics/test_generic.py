@@ -1,7 +1,6 @@
 """Groups, intervals, comparisons and dispatch, against loops over rows and SciPy."""
 
 import pickle
-import time
 from functools import partial
 
 import numpy as np
@@ -18,6 +17,7 @@ from metrics import (
     classification,
     compare,
     dispatch,
+    generic,
     language_modeling,
     regression,
 )
@@ -194,12 +194,27 @@ def test_units_are_one_a_sample_and_replicates_several():
         bootstrap(classification(3), n=1)
 
 
-def test_a_thousand_replicates_of_a_hundred_thousand_samples_take_less_than_a_second():
-    labels = np.tile(LABELS, 334)[:100_000]
-    metric, evaluated = bootstrap(classification(3)), evaluation(np.tile(IDS, 334)[:100_000], labels)
-    start = time.process_time()
-    metric(evaluated)
-    assert time.process_time() - start < 1
+def test_samples_with_equal_statistics_are_drawn_as_one():
+    metric = classification(3)
+    sample = generic._sample(metric, metric.columns(evaluation(np.tile(IDS, 100), np.tile(LABELS, 100))), None)
+    pairs, counts = np.unique(np.stack([LABELS, IDS]), axis=1, return_counts=True)
+    assert sorted(sample.counts) == sorted(100 * counts)
+    assert sample.columns["confusion"].shape == (pairs.shape[1], 9)
+
+
+@pytest.mark.parametrize("metric", [classification(3), SPEARMAN, regression()])
+def test_chunks_change_nothing(metric, monkeypatch):
+    def everything():
+        evaluated, other = evaluation(IDS + 0.0, LABELS), evaluation(BETTER + 0.0, LABELS)
+        if metric.directions.keys() & {"accuracy"}:
+            evaluated, other = EVALUATED, evaluation(BETTER, LABELS)
+        grouped = (by_group(each, np.arange(300) % 4)(evaluated) for each in (metric, bootstrap(metric, n=7)))
+        return [*grouped, compare(metric, evaluated, other, n=7)]
+
+    expected = everything()
+    monkeypatch.setattr(generic, "CHUNK", 20)
+    for found, scores in zip(everything(), expected, strict=True):
+        assert found == pytest.approx(scores, rel=1e-12, nan_ok=True)
 
 
 # --- two runs ---------------------------------------------------------------------------------------------------------
@@ -248,6 +263,13 @@ def test_units_change_sides_together():
 def test_runs_on_other_samples_are_refused():
     with pytest.raises(ValueError, match="different labels"):
         compare(classification(3), EVALUATED, evaluation(IDS[::-1], LABELS[::-1]))
+
+
+def test_runs_with_other_columns_are_refused():
+    more = evaluation({"ids": IDS, "probabilities": np.eye(3)[IDS]}, LABELS)
+    for runs in ((EVALUATED, more), (more, EVALUATED)):
+        with pytest.raises(ValueError, match="use one reducer for both"):
+            compare(classification(3), *runs)
 
 
 # --- several datasets -------------------------------------------------------------------------------------------------
