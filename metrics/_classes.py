@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,8 @@ from scipy import sparse
 from ._evaluation import Array, Columns, describe, named_columns
 
 IGNORED = -100
-# How far the probabilities of float32 and narrower softmaxes may be from a sum of 1.
-SLACK = 1e-3
+# How far a softmax may be from a sum of 1: each probability rounded to bfloat16 is off by up to this part of itself.
+SLACK = 2**-8
 
 
 def class_names(num_classes: int | None, id2label: Mapping[int, str] | None) -> tuple[str, ...]:
@@ -24,7 +25,7 @@ def class_names(num_classes: int | None, id2label: Mapping[int, str] | None) -> 
     if (num_classes is None) == (id2label is None):
         raise TypeError("say how many classes there are: num_classes=3, or id2label=model.config.id2label, one of both")
     if id2label is None:
-        if not isinstance(num_classes, int):
+        if not isinstance(num_classes, Integral):
             raise TypeError(f"num_classes is the number of classes; a {type(num_classes).__name__} came")
         id2label = {place: str(place) for place in range(num_classes)}
     if not isinstance(id2label, Mapping):

@@ -6,6 +6,7 @@ Source: Matt Post, "A Call for Clarity in Reporting BLEU Scores", 2018 (sacreble
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,7 +74,7 @@ class Metric:
         _keys.check_free(self.directions)
         if self.num_samples is None:
             return
-        if not isinstance(self.num_samples, int):
+        if not isinstance(self.num_samples, Integral):
             raise TypeError(f"num_samples is a number, len(eval_dataset); a {type(self.num_samples).__name__} came")
         if self.num_samples < 1:
             raise ValueError(f"num_samples is the length of the evaluation set, at least 1; {self.num_samples} came")

@@ -326,6 +326,17 @@ def test_constant_predictions():
     assert scores["balanced_accuracy"] == pytest.approx(1 / 3)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_rounded_softmax_still_is_one(dtype):
+    logits = torch.randn(2000, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rounded = logits.softmax(-1).to(dtype).double().numpy()
+    assert abs(rounded.sum(-1) - 1).max() > (1e-3 if dtype is torch.bfloat16 else 1e-4)
+    labels = np.zeros(2000, np.int64)
+    assert score(classification(2), {"probabilities": rounded}, labels)["log_loss"] == pytest.approx(
+        sk.log_loss(labels, logits.softmax(-1).numpy(), labels=[0, 1]), rel=1e-3
+    )
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
