@@ -1,6 +1,6 @@
 """The rules for losses: each defect is named, nothing right is blamed, and the messages help."""
 
-import time
+from unittest import mock
 
 import pytest
 
@@ -95,8 +95,7 @@ def test_senseless_options_are_refused(options, message):
         loss_rules(**options)
 
 
-def test_it_takes_seconds():
-    check_loss(right)
-    start = time.perf_counter()
-    check_loss(right)
-    assert time.perf_counter() - start < 10
+def test_it_takes_a_few_hundred_calls():
+    loss = mock.Mock(side_effect=right, __name__="right")
+    check_loss(loss, skip={"picklable": "a mock", "signature": "a mock"})
+    assert loss.call_count < 400
