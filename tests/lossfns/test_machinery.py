@@ -132,7 +132,7 @@ def test_activation_checkpointing_around_the_loss(term, reentrant, monkeypatch):
 def test_hooks_on_the_graph_of_a_chunk_are_found(monkeypatch):
     monkeypatch.setattr(_rows, "CPU_CHUNK_BYTES", 1)
     monkeypatch.setattr("lossfns._term_loss.unhooked", nullcontext)
-    with pytest.raises(AssertionError, match="assert [3-9] == 2"):
+    with pytest.raises(AssertionError, match=r"assert [3-9] == 2"):
         check_checkpointing(roundabout, False)
 
 
