@@ -68,6 +68,8 @@ def _trainer(model: Any, tokenizer: Any, rows: Any, scratch: str, *, classes: bo
 
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
+    if getattr(model.config, "pad_token_id", None) is None:  # a classifier of several rows reads its last token by it
+        model.config.pad_token_id = tokenizer.pad_token_id
     reducer: Any = reducers.argmax if classes else partial(reducers.sample_sums, shift=1)
     rows = rows.map(lambda row: tokenizer(row["text"], truncation=True, max_length=256), remove_columns=["text"])
     collator: Any = transformers.DataCollatorWithPadding(tokenizer)

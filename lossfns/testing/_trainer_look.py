@@ -67,6 +67,15 @@ class Look:
         """The length of the evaluation set."""
         return len(self.eval_dataset) if hasattr(self.eval_dataset, "__len__") else None
 
+    @property
+    def metric(self) -> Any:
+        """The metric of the evaluation set: of those of `metrics.dispatch` the one for its number of samples."""
+        metric = self.trainer.compute_metrics
+        parts = getattr(metric, "metrics", ())
+        if not parts or not all(hasattr(part, "num_samples") for part in parts):
+            return metric
+        return next((part for part in parts if part.num_samples == self.samples), parts[0])
+
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Keep what is raised inside as the error of a stage."""
@@ -129,29 +138,40 @@ def _variations(seen: Look) -> dict[str, tuple[Any, Labels, Any]]:
 
 
 def _evaluate(seen: Look) -> None:
-    trainer, metric = seen.trainer, seen.trainer.compute_metrics
+    trainer = seen.trainer
+    batch: Mapping[str, Any] = {}
     with seen.stage("evaluation"):
         batch = _first_batch(trainer, seen.eval_dataset, trainer.args.per_device_eval_batch_size)
         trainer.compute_loss_func = None if trainer.compute_loss_func is None else _Spy(Look(trainer))  # costs nothing
-        only = trainer.args.prediction_loss_only or metric is None
+        only = trainer.args.prediction_loss_only or trainer.compute_metrics is None
         _, seen.logits, seen.eval_labels = trainer.prediction_step(trainer.model, batch, prediction_loss_only=only)
     if seen.logits is None:
         return
     with seen.stage("reducer"):
         reducer = trainer.preprocess_logits_for_metrics
         seen.reduced = seen.logits if reducer is None else reducer(seen.logits, seen.eval_labels)
-    if seen.reduced is not None and seen.eval_labels is not None and not by_position(metric):
+    if seen.reduced is not None and seen.eval_labels is not None and not by_position(seen.metric):
         with seen.stage("metric"):
-            seen.scores = _scores(metric, seen.reduced, seen.eval_labels)
+            seen.scores = _scores(seen, batch)
 
 
-def _scores(metric: Any, reduced: Any, labels: Any) -> dict[str, Any]:
+def _scores(seen: Look, batch: Mapping[str, Any]) -> Any:
+    """The scores of one batch, as of an evaluation of a single step."""
+    from accelerate.utils import find_batch_size
     from transformers import EvalPrediction
 
+    trainer, metric = seen.trainer, seen.metric
     if dataclasses.is_dataclass(metric) and getattr(metric, "num_samples", None) is not None:
         metric = dataclasses.replace(metric, num_samples=None)  # type: ignore[type-var]
-    scores: dict[str, Any] = metric(EvalPrediction(predictions=_numpy(reduced), label_ids=_numpy(labels)))
-    return scores
+    given: dict[str, Any] = {"predictions": seen.reduced, "label_ids": seen.eval_labels}
+    if "inputs" in trainer.args.include_for_metrics:
+        name = getattr(trainer.model, "main_input_name", "input_ids")
+        given["inputs"] = batch if trainer.args.batch_eval_metrics else batch[name]
+    if "loss" in trainer.args.include_for_metrics:
+        given["losses"] = torch.zeros(find_batch_size(batch))
+    if trainer.args.batch_eval_metrics:
+        return metric(EvalPrediction(**given), compute_result=True)
+    return metric(EvalPrediction(**{name: _numpy(tree) for name, tree in given.items()}))
 
 
 def by_position(metric: Any) -> bool:

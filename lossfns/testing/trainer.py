@@ -347,13 +347,13 @@ def scores(seen: Look) -> Findings:
                 f"the score '{name}' is a {type(value).__name__}: the first checkpoint fails on it",
                 f"return one float a key: split '{name}' into several",
             )
-        if name in {"loss", "eval_loss", "runtime", "samples_per_second", "steps_per_second"}:
+        if _is_taken(str(name)):
             yield Finding(f"the score '{name}' and the Trainer's own overwrite each other", "rename it")
 
 
 def best_model(seen: Look) -> Findings:
     """The metric that chooses the best model exists, and points the right way."""
-    args, name = seen.trainer.args, seen.trainer.args.metric_for_best_model
+    args, metric, name = seen.trainer.args, seen.metric, seen.trainer.args.metric_for_best_model
     if name is None:
         return
     key = name.removeprefix("eval_")
@@ -361,14 +361,14 @@ def best_model(seen: Look) -> Findings:
         key = key.removeprefix(f"{dataset}_")
     if key == "loss":
         return
-    if seen.trainer.compute_metrics is None or (seen.scores is not None and key not in seen.scores):
+    if metric is None or (seen.scores is not None and key not in seen.scores):
         there = ", ".join(seen.scores or ()) or "the loss alone"
         yield Finding(
             f"metric_for_best_model='{name}' is no score of this evaluation: {there}",
             "name one of them, or give a compute_metrics that returns it",
         )
         return
-    greater = _direction(key, seen.trainer.compute_metrics)
+    greater = _direction(key, metric)
     if greater is not None and greater is not args.greater_is_better:
         yield Finding(
             f"the checkpoint with the worst {key} is kept: greater_is_better={args.greater_is_better}",
@@ -378,7 +378,7 @@ def best_model(seen: Look) -> Findings:
 
 def streaming(seen: Look) -> Findings:
     """A metric that is called step by step can be, and knows how many samples make an evaluation."""
-    metric = seen.trainer.compute_metrics
+    metric = seen.metric
     if metric is None:
         return
     number = getattr(metric, "num_samples", None)
@@ -400,16 +400,13 @@ def streaming(seen: Look) -> Findings:
 
 def order(seen: Look) -> Findings:
     """Samples come in the order of the dataset where somebody relies on it."""
-    args, metric = seen.trainer.args, seen.trainer.compute_metrics
+    args = seen.trainer.args
     grouped = getattr(args, "train_sampling_strategy", None) == "group_by_length" or getattr(
         args, "group_by_length", False
     )
-    safe = hasattr(metric, "directions") and not by_position(metric)
-    if grouped and metric is not None and not safe:
-        yield Finding(
-            "grouping by length reorders the evaluation too: row i of the predictions is not row i of the dataset",
-            "carry what belongs to a row in its labels, or drop the grouping",
-        )
+    if grouped and seen.metric is not None:
+        fix = "carry what belongs to a row in its labels, or drop the grouping" if by_position(seen.metric) else None
+        yield Finding("grouping by length reorders the evaluation: row i is not row i of the dataset", fix)
 
 
 def processes(seen: Look) -> Findings:
@@ -490,6 +487,19 @@ def _direction(key: str, metric: Any) -> bool | None:
         return best_model_kwargs(key, metric if hasattr(metric, "directions") else None)["greater_is_better"]
     except (ImportError, ValueError):
         return None
+
+
+def _is_taken(name: str) -> bool:
+    """Does the Trainer write a score of this name itself, as far as the metrics of this project know?"""
+    try:
+        from metrics._keys import check_free
+
+        check_free([name])
+    except ImportError:
+        return False
+    except ValueError:
+        return True
+    return False
 
 
 def _described(tree: Any) -> str:

@@ -96,8 +96,16 @@ RIGHT = {
     "a dict of labels": lambda: causal(collator=with_extras(WithWeights(), ["token_weights"], shift=1)),
     "intervals": lambda: causal(metric=bootstrap(language_modeling(), n=10)),
     "groups": lambda: classes(metric=by_group(classification(3), ["a", "b"] * 3), metric_for_best_model="accuracy"),
-    "one metric a set": lambda: causal(metric=dispatch(build(language_modeling(), num_samples=6))),
+    "one metric a set": lambda: causal(
+        eval_rows={"a": tiny.lm_rows(20), "b": ROWS},
+        metric=dispatch(*(build(language_modeling(), num_samples=number) for number in (8, 20))),
+    ),
     "grouped by length": lambda: causal(train_sampling_strategy="group_by_length"),
+    "a function, grouped by length": lambda: causal(metric=own_metric, train_sampling_strategy="group_by_length"),
+    "a metric that streams alone": lambda: causal(metric=last_step_metric, batch_eval_metrics=True),
+    "a metric of inputs and losses": lambda: causal(
+        metric=inputs_metric, include_for_metrics=["inputs", "loss"], per_device_eval_batch_size=3
+    ),
     "generation": lambda: seq2seq(
         reducer=None,
         metric=own_metric,
@@ -178,8 +186,20 @@ def loss_metric(prediction):
     return {"loss": 1.0}
 
 
+def prefixed_metric(prediction):
+    return {"eval_score": 1.0}
+
+
 def own_metric(prediction):
     return {"score": 1.0}
+
+
+def last_step_metric(prediction, compute_result):
+    return {"score": float(prediction.predictions["nll"].sum())} if compute_result else {}
+
+
+def inputs_metric(prediction):
+    return {"length": float(prediction.inputs.shape[1] + prediction.losses.mean()), "rows": len(prediction.losses)}
 
 
 class Long(list):
@@ -259,6 +279,10 @@ MISTAKES = {
     "the metric of another reducer": (lambda: causal(reducer=partial(argmax, shift=1)), "raised", "needs the columns"),
     "an array as a score": (lambda: causal(metric=array_metric), "scores", "first checkpoint"),
     "a score called loss": (lambda: causal(metric=loss_metric), "scores", "rename"),
+    "a prefix that the Trainer writes": (lambda: causal(metric=prefixed_metric), "scores", "rename"),
+    "another number of samples in every part": (
+        lambda: causal(metric=dispatch(build(language_modeling(), num_samples=7))), "streaming", "expects 7"
+    ),
     "no such best metric": (lambda: causal(metric_for_best_model="f1"), "best model", "is no score"),
     "worst is best": (lambda: causal(metric_for_best_model="perplexity"), "best model", "worst perplexity"),
     "streaming without a length": (lambda: causal(batch_eval_metrics=True), "streaming", "num_samples"),
@@ -432,6 +456,15 @@ def test_command_on_classes(folder, tmp_path, capsys):
     tmp_path.joinpath("rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     assert main([str(folder), str(tmp_path / "rows.jsonl")]) == 0
     assert "f1" in capsys.readouterr().out
+
+
+def test_command_on_a_decoder_without_padding(folder, tmp_path, capsys):
+    config = tiny.model("gpt2").config
+    config.update({"num_labels": 3, "pad_token_id": None})
+    transformers.GPT2ForSequenceClassification(config).save_pretrained(folder)
+    tmp_path.joinpath("rows.csv").write_text("text,label\ngood,1\nvery bad,2\n")
+    assert main([str(folder), str(tmp_path / "rows.csv")]) == 0
+    assert "no problems" in capsys.readouterr().out
 
 
 def test_command_finds_labels_out_of_range(folder, tmp_path, capsys):
