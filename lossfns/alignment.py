@@ -159,13 +159,17 @@ class Alignment:
     positions: Tensor
     shape: torch.Size
 
+    @property
+    def samples(self) -> Tensor:
+        """The sample that each item belongs to, `(n,)` int64."""
+        return self.positions.div(max(1, self.shape[1:].numel()), rounding_mode="floor")
+
     def gather(self, extra: Tensor, name: str) -> Tensor:
         """Values of an extra tensor `(B, S)` or `(B,)` at the scored labels, `(n,)`."""
         if extra.shape == self.shape:
             return extra.to(self.positions.device).flatten()[self.positions]
         if extra.shape == self.shape[:1]:
-            samples = self.positions.div(self.shape[1:].numel(), rounding_mode="floor")
-            return extra.to(self.positions.device)[samples]
+            return extra.to(self.positions.device)[self.samples]
         raise ValueError(
             f"'{name}' in the dict of labels has shape {tuple(extra.shape)}; expected the labels' shape "
             f"{tuple(self.shape)} or one value a sample, ({self.shape[0]},)"
@@ -253,7 +257,7 @@ def check_range(targets: Tensor, classes: int, ignore_index: int = IGNORED) -> N
     """Raise ValueError where a label is none of the classes."""
     if not targets.numel():
         return
-    smallest, largest = int(targets.min()), int(targets.max())
+    smallest, largest = torch.stack(targets.aminmax()).tolist()
     if smallest < 0 or largest >= classes:
         wrong = smallest if smallest < 0 else largest
         raise ValueError(

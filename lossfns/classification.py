@@ -183,7 +183,7 @@ def _adjusted(logits: Tensor, logit_adjustment: ClassValues | None) -> Tensor:
     if logit_adjustment is None:
         return logits
     x = logits.to(compute_dtype(logits.dtype))
-    return x + _by_class(logit_adjustment, "logit_adjustment", logits).to(x)
+    return x + _by_class(logit_adjustment, "logit_adjustment", logits).to(x.device, x.dtype, non_blocking=True)
 
 
 def _lowered(logits: Tensor, ids: Tensor | None, margins: ClassValues) -> Tensor:
@@ -192,8 +192,8 @@ def _lowered(logits: Tensor, ids: Tensor | None, margins: ClassValues) -> Tensor
     table = _by_class(margins, "margins", logits)
     rows = align(logits, ids, shift=0).rows
     x = logits.to(compute_dtype(logits.dtype)).flatten(0, -2)
-    at_label = rows.on_device, rows.classes
-    return x.index_put(at_label, -table.to(x)[rows.classes], accumulate=True).view(logits.shape)
+    taken_off = table.to(x.device, x.dtype, non_blocking=True)[rows.classes]
+    return x.index_put((rows.on_device, rows.classes), -taken_off, accumulate=True).view(logits.shape)
 
 
 @uncompiled

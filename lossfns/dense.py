@@ -107,14 +107,17 @@ def _by_image(rows: Rows, shape: torch.Size) -> Iterator[tuple[Rows, slice]]:
         yield Rows(rows.index[here] - first, rows.on_device[here] - first, rows.classes[here]), here
 
 
+def interpolated(logits: Tensor, size: torch.Size) -> Tensor:
+    """Logits of one image `(C, h, w)` at the resolution of its labels, `(C, H, W)` in the compute dtype."""
+    x = logits.to(compute_dtype(logits.dtype))
+    return x if x.shape[1:] == size else F.interpolate(x[None], size=size, mode="bilinear", align_corners=False)[0]
+
+
 def _image(logits: Tensor, size: torch.Size, rows: Rows, bound: BoundTerm | None, here: slice, dice: float) -> Tensor:
     """What the pixels of one image `(C, h, w)` cost in all, 0-d float64."""
     with autocast_off(logits.device):
-        x = logits[None].to(compute_dtype(logits.dtype))
-        if x.shape[2:] != size:
-            x = F.interpolate(x, size=size, mode="bilinear", align_corners=False)
-        pixels = x[0].flatten(1).T
-        total = pixels.new_zeros((), dtype=accumulator_dtype(x.device))
+        pixels = interpolated(logits, size).flatten(1).T
+        total = pixels.new_zeros((), dtype=accumulator_dtype(pixels.device))
         if bound is not None:
             total = total + bound(row_statistics(pixels, rows, bound.fields), here).sum(dtype=total.dtype)
         return total + dice * len(rows) * _dice_loss(pixels, rows, total.dtype) if dice else total

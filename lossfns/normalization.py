@@ -38,7 +38,11 @@ def item_count(num_items_in_batch: NumItems, own: int | Tensor, device: torch.de
     count = own if num_items_in_batch is None else num_items_in_batch
     if isinstance(count, bool) or not isinstance(count, (int, float, Tensor)):
         raise TypeError(f"num_items_in_batch must be None, a number or a tensor, not {type(count).__name__}")
-    total = torch.as_tensor(count, dtype=accumulator_dtype(device), device=device).sum().clamp(min=1)
+    dtype = accumulator_dtype(device)
+    if isinstance(count, Tensor):
+        total = count.to(device, dtype, non_blocking=device.type != "cpu").sum().clamp(min=1)
+    else:  # as_tensor would wait for the device
+        total = torch.full((), max(count, 1), dtype=dtype, device=device)
     notes = current_notes()
     if notes is not None and notes.share is None:  # a loss made of losses counts before its parts do
         notes.share = own / total

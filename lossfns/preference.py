@@ -225,7 +225,7 @@ def kto(
 
     Args:
         log_ratio: log-probability of the completion less that under the reference model, `(n,)`, nats.
-        desirable: `(n,)` bool.
+        desirable: `(n,)` bool, or numbers, 0 where it is not.
         reference_point: what a gain is measured from, a number or `(n,)`, nats: the paper's estimate of the divergence
             from the reference model, at least 0. No gradient flows into it.
         beta: risk aversion, positive.
@@ -245,7 +245,7 @@ def kto(
     """
     check_positive(beta, "beta")
     gain = beta * (log_ratio - torch.as_tensor(reference_point, dtype=log_ratio.dtype).detach())
-    return torch.where(desirable, desirable_weight * (-gain).sigmoid(), undesirable_weight * gain.sigmoid())
+    return torch.where(desirable != 0, desirable_weight * (-gain).sigmoid(), undesirable_weight * gain.sigmoid())
 
 
 def paired_kto(
@@ -462,7 +462,7 @@ def pair_rows(ids: Tensor) -> Tensor:
 
 
 def pair_statistics(opened: Source, rows: Tensor, shift: int) -> tuple[dict[str, Tensor], Tensor]:
-    """What objectives know of each pair, `(n,)` each by name, and which pairs count, `(n,)` bool.
+    """What objectives know of each pair, `(n,)` each by name, and which pairs count, `(n,)` bool on the host.
 
     Args:
         opened: where the logits come from.
@@ -472,11 +472,13 @@ def pair_statistics(opened: Source, rows: Tensor, shift: int) -> tuple[dict[str,
     pairs = align(opened.like, rows, shift=shift, padded=opened.padded)
     by_token = pairs.scatter(opened.statistics(pairs.rows, ("log_prob",))["log_prob"])
     totals, tokens = (values.view(2, -1) for values in sequence_sums(by_token, pairs))
-    return dict(zip(STATISTICS, (*totals, *tokens), strict=True)), (tokens > 0).all(0)
+    labelled = pairs.rows.index.div(opened.like.shape[1], rounding_mode="floor")
+    counted = torch.zeros(len(rows), dtype=torch.bool).index_fill_(0, labelled, True).view(2, -1).all(0)
+    return dict(zip(STATISTICS, (*totals, *tokens), strict=True)), counted
 
 
 def score_pairs(outputs: Outputs, marks: Tensor, select: Selector | None) -> tuple[Tensor, Tensor, torch.dtype]:
-    """Scores of chosen and rejected rows `(2, n)` float64, which pairs count `(n,)` bool, and the scores' own dtype.
+    """Scores of chosen and rejected rows `(2, n)` float64, which pairs count `(n,)` bool on the host, and their dtype.
 
     Raises:
         ValueError: not one score for each of `2 n` rows and one label for each of `n` pairs.
@@ -488,7 +490,7 @@ def score_pairs(outputs: Outputs, marks: Tensor, select: Selector | None) -> tup
             "chosen ones first, and one label a pair, as collators.stack_pairs makes them; num_labels=1 gives a score"
         )
     pairs = scores.reshape(2, -1).to(accumulator_dtype(scores.device))
-    return pairs, marks.to(scores.device) != IGNORED, scores.dtype
+    return pairs, marks.detach().cpu() != IGNORED, scores.dtype
 
 
 def _pair_loss(
@@ -499,9 +501,10 @@ def _pair_loss(
     objective: Term,
 ) -> Tensor:
     """Bind the objective to the pairs that count, sum and divide."""
-    there = counted.nonzero().flatten()
-    pairs = Alignment(Rows(there, there, None), there, counted.shape)
+    there, device = counted.nonzero().flatten(), measured["chosen"].device
+    moved = there.to(device, non_blocking=True)
+    pairs = Alignment(Rows(there, moved, None), moved, counted.shape)
     bound = bind(objective, pairs, extras, statistics=tuple(measured))
-    count = item_count(num_items_in_batch, len(there), counted.device)
-    with autocast_off(counted.device):
-        return bound.total({name: measured[name][there] for name in bound.fields}, count)
+    count = item_count(num_items_in_batch, len(there), device)
+    with autocast_off(device):
+        return bound.total({name: measured[name][moved] for name in bound.fields}, count)

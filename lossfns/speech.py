@@ -60,13 +60,13 @@ def ctc_loss(
     if not zero_infinity:
         _check_frames(host, scored, frames)
     count = item_count(num_items_in_batch, int(lengths.sum()), logits.device)
-    x = logits[rows.to(logits.device)].to(compute_dtype(logits.dtype))
+    x = logits[rows.to(logits.device, non_blocking=True)].to(compute_dtype(logits.dtype))
     if not len(rows):
         return divide(x.flatten(), count)
     with autocast_off(logits.device):
         values = F.ctc_loss(
             x.log_softmax(-1).transpose(0, 1),
-            host[scored].long().to(logits.device),
+            host[scored].long().to(logits.device, non_blocking=True),
             frames[rows],
             lengths[rows],
             blank=blank,

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .normalization import accumulator_dtype
+
 Term = Callable[..., Tensor]
 ClassValues = Sequence[float] | Tensor | Any  # one number a class: a list, an array, a tensor
 
@@ -156,7 +158,7 @@ def asymmetric(
     """
     if not 0.0 <= clip < 1.0:
         raise ValueError(f"clip must be a probability in [0, 1), got {clip}")
-    clipped = torch.logaddexp(log_prob, log_prob.new_tensor(clip).log()).clamp(max=0)
+    clipped = torch.logaddexp(log_prob, log_prob.new_full((), clip).log()).clamp(max=0)
     return torch.where(outcome, focal(log_prob, gamma=gamma_pos), focal(clipped, gamma=gamma_neg))
 
 
@@ -403,7 +405,7 @@ def _sequence_share(sequence_share: Tensor) -> Tensor:
 
 
 def _class_weight(labels: Tensor, *, table: Tensor) -> Tensor:
-    return table.to(labels.device)[labels]
+    return table.to(labels.device, accumulator_dtype(labels.device), non_blocking=True)[labels]
 
 
 def class_table(values: ClassValues, name: str, *, smallest: float = -math.inf) -> Tensor:

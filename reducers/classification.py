@@ -103,8 +103,7 @@ def confusion_counts(
     opened, pairs = pair(logits, labels, shift, select, None, scorer="confusion_counts")
     samples, classes = pairs.shape[0], opened.like.shape[-1]
     predicted = opened.statistics(pairs.rows, ("top_id",))["top_id"]
-    sample = pairs.positions.div(max(1, pairs.shape[1:].numel()), rounding_mode="floor")
-    cells = (sample * classes + pairs.rows.classes) * classes + predicted
+    cells = (pairs.samples * classes + pairs.rows.classes) * classes + predicted
     counts = torch.zeros(samples * classes**2, dtype=torch.int64, device=cells.device)
     return {"confusion": counts.index_add_(0, cells, torch.ones_like(cells)).view(samples, classes**2)}
 

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from lossfns._rows import compute_dtype
 from lossfns.alignment import IGNORED, Selector, check_ids, check_logits, check_range, select_logits
+from lossfns.dense import interpolated
 from lossfns.hidden import HiddenStates
 from lossfns.normalization import accumulator_dtype
 
@@ -57,10 +58,7 @@ def segmentation_counts(
 
 
 def _image_counts(logits: Tensor, labels: Tensor, num_classes: int) -> Tensor:
-    image = logits[None].to(compute_dtype(logits.dtype))
-    if image.shape[2:] != labels.shape:
-        image = F.interpolate(image, size=labels.shape, mode="bilinear", align_corners=False)
-    cells = (labels * num_classes + image[0].argmax(0))[labels != IGNORED]
+    cells = (labels * num_classes + interpolated(logits, labels.shape).argmax(0))[labels != IGNORED]
     return torch.bincount(cells, minlength=num_classes**2)
 
 
@@ -141,8 +139,9 @@ def calibration_bins(
     dtype = accumulator_dtype(best.device)
     confidence = best.to(dtype).exp()
     place = (confidence * bins).ceil().long().clamp(1, bins) - 1
-    sample = pairs.positions.div(max(1, pairs.shape[1:].numel()), rounding_mode="floor")
     right = (predicted == pairs.rows.classes).to(dtype)
     values = {"bin_labels": torch.ones_like(confidence), "bin_confidence": confidence, "bin_correct": right}
     empty = confidence.new_zeros(pairs.shape[0] * bins)
-    return {name: empty.index_add(0, sample * bins + place, value).view(-1, bins) for name, value in values.items()}
+    return {
+        name: empty.index_add(0, pairs.samples * bins + place, value).view(-1, bins) for name, value in values.items()
+    }

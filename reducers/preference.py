@@ -111,5 +111,6 @@ def _references(labels: Labels, counted: Tensor) -> dict[str, Tensor]:
 
 
 def _columns(rewards: Tensor, counted: Tensor) -> dict[str, Tensor]:
+    counted = counted.to(rewards.device, non_blocking=True)
     chosen, rejected = rewards.where(counted, 0)
     return {"reward_chosen": chosen, "reward_rejected": rejected, "pairs": counted.to(chosen.dtype)}

@@ -86,7 +86,7 @@ def answer_logits(
             f"token_ids are the first tokens of the answers, 0 to {classes - 1}, each another one; {tokens} came"
         )
     answers = torch.tensor(tokens, device=opened.like.device)
-    sample = pairs.positions.div(max(1, pairs.shape[1:].numel()), rounding_mode="floor")
+    sample = pairs.samples
     first = torch.ones_like(sample, dtype=torch.bool)
     first[1:] = sample[1:] != sample[:-1]
     there, rows = sample[first], pairs.rows.on_device[first]

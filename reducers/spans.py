@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lossfns._rows import compute_dtype
 from lossfns.alignment import IGNORED, check_logits
 
 from ._reduce import Labels, Logits
@@ -52,7 +53,7 @@ def spans(logits: Logits, labels: Labels, *, top_n: int = 20, max_length: int = 
     if start.ndim != 2 or start.shape != end.shape or not start.numel():
         shapes = f"{tuple(start.shape)} and {tuple(end.shape)}"
         raise ValueError(f"start and end logits are (batch, sequence), at least one of each; got {shapes}")
-    start, end = (x if x.dtype == torch.float64 else x.float() for x in (start, end))
+    start, end = (x.to(compute_dtype(x.dtype)) for x in (start, end))
     found = [_best(*row, top_n, min(max_length, start.shape[1])) for row in zip(start, end, strict=True)]
     starts, ends, scores = (torch.stack(part) for part in zip(*found, strict=True))
     return {"starts": starts, "ends": ends, "scores": scores, "null_scores": start[:, 0] + end[:, 0]}
