@@ -87,12 +87,13 @@ def precompute_reference_log_probs(
     made_from = _fingerprint(model, _batches(dataset, collator, batch_size, "hashing"), (shift,)) if cache else ""
     if cache is not None and Path(cache).exists():
         return WithReference(dataset, _load(Path(cache), made_from))
-    training = model.training
+    training = [module for module in model.modules() if module.training]
     model.eval()
     try:
         parts = [_score(model, batch, shift, source) for batch in _batches(dataset, collator, batch_size, "reference")]
     finally:
-        model.train(training)
+        for module in training:
+            module.training = True
     log_probs = torch.cat(parts) if parts else torch.empty(0, 2)
     if cache is not None:
         torch.save({"made_from": made_from, "log_probs": log_probs}, cache)

@@ -156,7 +156,7 @@ def _flat(labels: Any) -> Tensor:
     if hasattr(labels, "__array__"):
         return torch.as_tensor(labels).detach().cpu().flatten()
     rows = list(labels)
-    if rows and not hasattr(rows[0], "__len__"):
+    if rows and not torch.as_tensor(rows[0]).ndim:
         return torch.as_tensor(rows)
     parts = [torch.as_tensor(row).detach().cpu().flatten() for row in rows if len(row)]
     return torch.cat(parts or [torch.empty(0, dtype=torch.int64)])

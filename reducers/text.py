@@ -78,11 +78,12 @@ def token_bytes(tokenizer: Any) -> dict[str, Tensor]:
     """
     vocabulary: dict[str, int] = tokenizer.get_vocab()
     special = set(tokenizer.all_special_ids)
-    joined = "".join(vocabulary)
-    if "\u0120" in joined:
+    # Either mark may also be a letter of the other kind of vocabulary: a Maltese one, a name of a special token.
+    byte_level, pieces = (sum(token.startswith(mark) for token in vocabulary) for mark in "\u0120\u2581")
+    if byte_level > pieces:
         byte_of = _byte_alphabet()
-        read = {token: bytes(byte_of[letter] for letter in token if letter in byte_of) for token in vocabulary}
-    elif "\u2581" in joined:
+        read = {token: _letters(token, byte_of) for token in vocabulary}
+    elif pieces:
         read = {token: _piece(token) for token in vocabulary}
     else:
         raise ValueError(
@@ -175,6 +176,11 @@ def _byte_alphabet() -> dict[str, int]:
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     moved = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {chr(256 + place): byte for place, byte in enumerate(moved)}
+
+
+def _letters(token: str, byte_of: dict[str, int]) -> bytes:
+    """The bytes a token stands for; one added to the vocabulary as plain text (runs of spaces) stands for itself."""
+    return bytes(byte_of[letter] for letter in token) if byte_of.keys() >= {*token} else token.encode()
 
 
 def _piece(token: str) -> bytes:

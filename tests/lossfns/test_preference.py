@@ -129,7 +129,9 @@ def test_bradley_terry():
 def test_kto():
     """Equation 8 of the paper, `lambda - v`, for one completion at a time."""
     ratios, desirable = tensor(1.5, -2.0, 0.25), torch.tensor([True, False, False])
-    found = kto(ratios, desirable, 0.5, beta=0.2, desirable_weight=1.5, undesirable_weight=0.75)
+    options = {"beta": 0.2, "desirable_weight": 1.5, "undesirable_weight": 0.75}
+    found = kto(ratios, desirable, 0.5, **options)
+    assert torch.equal(found, kto(ratios, desirable.long(), 0.5, **options))  # as with_extras hands it over
     expected = [
         1.5 - 1.5 * sigmoid(0.2 * (1.5 - 0.5)),
         0.75 - 0.75 * sigmoid(0.2 * (0.5 - -2.0)),
@@ -574,8 +576,11 @@ def test_ties_count_half():
 
 def test_reference_log_probs_are_those_of_a_loop(capfd):
     model = tiny.model("llama", seed=3).train()
+    model.lm_head.eval()
     found = precompute_reference_log_probs(model, DATA, COLLATE, batch_size=3)
     assert model.training
+    assert model.model.training
+    assert not model.lm_head.training
     assert len(found) == 8
     for index in (0, 5, 7):
         for side in ("chosen", "rejected"):

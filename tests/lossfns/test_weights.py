@@ -25,6 +25,7 @@ FORMS = {
     "ragged": [LABELS[:3], [], LABELS[3:]],
     "with -100": [[-100, *LABELS[:5]], [*LABELS[5:], -100, -100]],
     "iterator": iter(LABELS),
+    "tensors": [*torch.tensor(LABELS)],
 }
 
 

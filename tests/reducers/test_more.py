@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -204,6 +205,19 @@ def test_tokens_are_as_long_as_their_text(make):
         assert int(table["bytes"][ids].sum()) == len(text.encode())
         assert int(table["characters"][ids].sum()) == len(text)
     assert int(table["bytes"][tokenizer.all_special_ids].sum()) == 0
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "lengths", "characters"),
+    [
+        ({"\u2581the": 0, "\u2581a": 1, "\u0120": 2}, [4, 2, 2], [4, 2, 1]),  # a Maltese letter among pieces
+        ({"\u0120the": 0, "\u0120a": 1, "    ": 2, "<a\u2581b>": 3}, [4, 2, 4, 7], [4, 2, 4, 5]),  # added as text
+    ],
+    ids=["pieces", "byte-level"],
+)
+def test_marks_of_the_other_kind_of_vocabulary(vocabulary, lengths, characters):
+    table = token_bytes(SimpleNamespace(get_vocab=lambda: vocabulary, all_special_ids=[]))
+    assert {name: values.tolist() for name, values in table.items()} == {"bytes": lengths, "characters": characters}
 
 
 def test_tokens_of_a_real_vocabulary():
