@@ -11,8 +11,6 @@ from metrics import bootstrap, build, by_group, classification, plots, tuned_thr
 
 from .evaluations import evaluation
 
-GENERATOR = np.random.default_rng(0)
-
 
 def drawn(figure, tmp_path):
     """The axes of a figure that can be written."""
@@ -31,7 +29,8 @@ def test_confusion_matrix(tmp_path):
 
 
 def test_reliability_diagram(tmp_path):
-    confidence, right = GENERATOR.random(200), GENERATOR.random(200) < 0.6
+    generator = np.random.default_rng(0)
+    confidence, right = generator.random(200), generator.random(200) < 0.6
     bins = np.minimum(np.ceil(confidence * 5).astype(int) - 1, 4)
     sums = {name: np.zeros((200, 5)) for name in ("bin_labels", "bin_confidence", "bin_correct")}
     for name, values in zip(sums, (np.ones(200), confidence, right), strict=True):
@@ -46,8 +45,9 @@ def test_reliability_diagram(tmp_path):
 
 
 def test_precision_recall_with_the_tuned_threshold(tmp_path):
-    labels = GENERATOR.integers(0, 2, (80, 1))
-    probabilities = np.clip(0.3 * labels + GENERATOR.random((80, 1)) * 0.7, 0, 1)
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, 2, (80, 1))
+    probabilities = np.clip(0.3 * labels + generator.random((80, 1)) * 0.7, 0, 1)
     labels[:5] = -100
     (threshold,) = tuned_thresholds(probabilities, labels)
     axes = drawn(plots.precision_recall(probabilities[:, 0], labels[:, 0], threshold=threshold), tmp_path)
@@ -57,7 +57,8 @@ def test_precision_recall_with_the_tuned_threshold(tmp_path):
 
 
 def test_group_bars_with_intervals(tmp_path):
-    labels, ids = GENERATOR.integers(0, 2, (2, 60))
+    generator = np.random.default_rng(0)
+    labels, ids = generator.integers(0, 2, (2, 60))
     groups = ["de", "en", "fr"] * 20
     metric = build(by_group(classification(2), groups), by_group(bootstrap(classification(2), n=100), groups))
     scores = metric(evaluation(ids, labels))

@@ -36,7 +36,6 @@ from metrics import (
 
 from .evaluations import columns, evaluation, modes, samples, sized
 
-GENERATOR = np.random.default_rng(0)
 N = -100
 
 
@@ -51,8 +50,9 @@ def assert_every_mode(metric, predictions, labels, expected, **tolerance):
 
 
 def test_ranks_give_reciprocals_and_hits():
-    ranks = GENERATOR.integers(0, 12, (9, 5)).astype(np.int32)
-    ranks[GENERATOR.random(ranks.shape) < 0.3] = N
+    generator = np.random.default_rng(0)
+    ranks = generator.integers(0, 12, (9, 5)).astype(np.int32)
+    ranks[generator.random(ranks.shape) < 0.3] = N
     flat = [rank for rank in ranks.ravel().tolist() if rank >= 0]
     expected = {
         "mrr": math.fsum(1 / (1 + rank) for rank in flat) / len(flat),
@@ -63,7 +63,8 @@ def test_ranks_give_reciprocals_and_hits():
 
 
 def test_ranks_agree_with_scikit_learn():
-    scores, labels = GENERATOR.random((40, 7)), GENERATOR.integers(0, 7, 40)
+    generator = np.random.default_rng(0)
+    scores, labels = generator.random((40, 7)), generator.integers(0, 7, 40)
     ranks = (scores > scores[np.arange(40), labels, None]).sum(1)
     expected = label_ranking_average_precision_score(np.eye(7)[labels], scores)
     assert label_ranking()(evaluation({"ranks": ranks}, labels))["mrr"] == pytest.approx(expected, rel=1e-12)
@@ -88,7 +89,8 @@ def test_bits_of_a_byte_and_a_character():
 
 
 def test_calibration_is_that_of_a_loop():
-    confidence, right = GENERATOR.random(60), GENERATOR.random(60) < 0.5
+    generator = np.random.default_rng(0)
+    confidence, right = generator.random(60), generator.random(60) < 0.5
     place = np.ceil(confidence * 4).astype(int) - 1
     sums = {name: np.zeros((60, 4)) for name in ("bin_labels", "bin_confidence", "bin_correct")}
     for column, values in zip(sums.values(), (np.ones(60), confidence, right), strict=True):
@@ -226,8 +228,9 @@ def test_what_is_no_question_is_refused():
 
 
 def test_pixels_score_as_in_scikit_learn():
-    labels, ids = GENERATOR.integers(0, 4, (2, 6, 8, 5))
-    labels[GENERATOR.random(labels.shape) < 0.2] = N
+    generator = np.random.default_rng(0)
+    labels, ids = generator.integers(0, 4, (2, 6, 8, 5))
+    labels[generator.random(labels.shape) < 0.2] = N
     there = labels != N
     pair = labels[there], ids[there]
     iou, dice = jaccard_score(*pair, average=None), f1_score(*pair, average=None)
@@ -274,8 +277,9 @@ def retrieval_by_hand(scores, labels):
 
 
 def test_rankings_score_as_in_scikit_learn():
-    scores, labels = GENERATOR.random((20, 6)), GENERATOR.integers(0, 3, (20, 6))
-    labels[GENERATOR.random(labels.shape) < 0.2] = N
+    generator = np.random.default_rng(0)
+    scores, labels = generator.random((20, 6)), generator.integers(0, 3, (20, 6))
+    labels[generator.random(labels.shape) < 0.2] = N
     labels[3], labels[4] = 0, N
     expected = retrieval_by_hand(scores, labels)
     assert expected["queries"] < 20
@@ -312,7 +316,8 @@ def test_what_is_no_ranking_is_refused(scores, labels, error, message):
 
 
 def test_partners_are_found_among_all(monkeypatch):
-    queries, documents = GENERATOR.normal(size=(2, 30, 5))
+    generator = np.random.default_rng(0)
+    queries, documents = generator.normal(size=(2, 30, 5))
     products = queries @ documents.T
     ranks = [sorted(-products[row]).index(-products[row, row]) + 1 for row in range(30)]
     expected = {"mrr": np.mean([1 / rank for rank in ranks]), "recall_at_10": np.mean([rank <= 10 for rank in ranks])}
@@ -336,14 +341,15 @@ def test_partners_are_found_among_all(monkeypatch):
 
 
 def test_glue_reports_what_the_benchmark_reports():
-    labels, ids = GENERATOR.integers(0, 2, (2, 50))
+    generator = np.random.default_rng(0)
+    labels, ids = generator.integers(0, 2, (2, 50))
     assert glue("cola")(evaluation(ids, labels))["matthews_correlation"] == pytest.approx(
         matthews_corrcoef(labels, ids)
     )
     for task in ("mrpc", "qqp"):
         scores = glue(task)(evaluation(ids, labels))
         assert (scores["f1"], scores["accuracy"]) == pytest.approx((f1_score(labels, ids), accuracy_score(labels, ids)))
-    x, y = GENERATOR.random((2, 50))
+    x, y = generator.random((2, 50))
     scores = glue("stsb")(evaluation(x, y))
     assert scores["spearman"] == pytest.approx(stats.spearmanr(x, y).statistic)
     assert scores["pearson"] == pytest.approx(stats.pearsonr(x, y).statistic)
