@@ -14,6 +14,7 @@ import transformers
 from tokenizers import ByteLevelBPETokenizer
 
 from lossfns import causal_lm_loss
+from lossfns.collators import mask_first_label
 from metrics import best_model_kwargs, language_modeling
 from reducers import sample_sums
 
@@ -40,7 +41,7 @@ def make_trainer(options, args):
         args=args,
         train_dataset=[row for place, row in enumerate(rows) if place % 5],
         eval_dataset=rows[::5],
-        data_collator=transformers.DataCollatorForSeq2Seq(tokenizer),
+        data_collator=mask_first_label(transformers.DataCollatorForSeq2Seq(tokenizer)),  # GPT-2 is counted right
         compute_loss_func=causal_lm_loss,
         preprocess_logits_for_metrics=partial(sample_sums, shift=1),
         compute_metrics=language_modeling(),

@@ -14,6 +14,7 @@ import transformers
 from tokenizers import ByteLevelBPETokenizer
 
 from lossfns import causal_lm_loss
+from lossfns.collators import mask_first_label
 from metrics import bootstrap, build, by_group, language_modeling
 from reducers import sample_sums
 
@@ -50,7 +51,7 @@ def make_trainer(options, args):
         args=args,
         train_dataset=rows[1::2],
         eval_dataset=rows[::2],
-        data_collator=transformers.DataCollatorForSeq2Seq(tokenizer),
+        data_collator=mask_first_label(transformers.DataCollatorForSeq2Seq(tokenizer)),  # GPT-2 is counted right
         compute_loss_func=causal_lm_loss,
         preprocess_logits_for_metrics=partial(sample_sums, shift=1),
         compute_metrics=build(score, by_group(score, held_out), by_group(bootstrap(score), held_out)),
