@@ -112,6 +112,10 @@ def count_sequences(collator: Collator, *, shift: int) -> CountSequences:
     Returns:
         A picklable collator.
 
+    Raises:
+        ValueError: `shift` is no number of places; in the call: the labels are not integers `(B, S)`, or `position_ids`
+            are of another shape.
+
     Example:
         >>> collate = count_sequences(lambda rows: {"labels": torch.tensor(rows)}, shift=1)
         >>> collate([[5, 6, 7], [8, -100, -100]])["shift_labels"]
@@ -157,6 +161,10 @@ def count_pairs(collator: Collator, *, shift: int) -> CountPairs:
     Returns:
         A picklable collator.
 
+    Raises:
+        ValueError: `shift` is no number of places; in the call: the labels are not integers `(B, S)`, or the rows are
+            odd in number.
+
     Example:
         >>> collate = count_pairs(lambda rows: {"labels": torch.tensor(rows)}, shift=1)
         >>> batch = collate([[5, 6], [5, 7], [5, 8], [5, -100]])
@@ -187,6 +195,9 @@ def mask_sequence_starts(collator: Collator) -> MaskSequenceStarts:
 
     Returns:
         A picklable collator.
+
+    Raises:
+        ValueError: in the call: the labels are not integers `(B, S)`, or have no `position_ids` of their shape.
 
     Example:
         >>> collate = mask_sequence_starts(lambda rows: {name: torch.tensor([rows[0][name]]) for name in rows[0]})

@@ -56,6 +56,9 @@ def mask_first_label(collator: Collator) -> MaskFirstLabel:
     Returns:
         A picklable collator.
 
+    Raises:
+        ValueError: in the call: the labels are not integers `(B, S)`.
+
     Example:
         >>> import torch
         >>> collate = mask_first_label(lambda features: {"labels": torch.tensor(features)})
@@ -94,6 +97,7 @@ def replace_labels(collator: Collator, replacements: Mapping[int, int]) -> Repla
 
     Raises:
         TypeError: a replacement is not a pair of integers.
+        ValueError: in the call: the labels are not integers.
 
     Example:
         >>> import torch
@@ -130,6 +134,9 @@ def mask_missing(collator: Collator) -> MaskMissing:
 
     Returns:
         A picklable collator.
+
+    Raises:
+        ValueError: in the call: the labels are not floating.
 
     Example:
         >>> import torch
@@ -179,6 +186,10 @@ def keep_supervised_logits(collator: Collator) -> KeepSupervisedLogits:
 
     Returns:
         A picklable collator; for models whose forward takes `logits_to_keep`.
+
+    Raises:
+        ValueError: in the call: the labels are not integers `(B, S)`, the batch has `logits_to_keep` already, or it is
+            one of `dispatch_batches`.
 
     Example:
         >>> import torch
@@ -232,6 +243,9 @@ def pack_spans(collator: Collator) -> PackSpans:
     Returns:
         A picklable collator.
 
+    Raises:
+        ValueError: in the call: the batch lacks one of the positions.
+
     Example:
         >>> rows = [{"input_ids": [7, 8, 9], "start_positions": 1, "end_positions": 3}]
         >>> collate = pack_spans(lambda rows: {name: torch.tensor([row[name] for row in rows]) for name in rows[0]})
@@ -269,7 +283,8 @@ def with_decoder_inputs(collator: Collator, model: Any) -> WithDecoderInputs:
         A picklable collator.
 
     Raises:
-        ValueError: the configuration lacks one of the ids, or this model shifts its labels in a way of its own.
+        ValueError: the configuration lacks one of the ids, or this model shifts its labels in a way of its own; in the
+            call: the labels are not integers `(B, S)`.
 
     Example:
         >>> from types import SimpleNamespace

@@ -75,6 +75,9 @@ def jensen_shannon(log_p: Tensor, log_q: Tensor, *, beta: float = 0.5) -> Tensor
     Returns:
         `(n,)`, nats: `beta sum q log(q / m) + (1 - beta) sum p log(p / m)`, at most log 2.
 
+    Raises:
+        ValueError: `beta` is not between 0 and 1.
+
     Source:
         Agarwal et al.: On-Policy Distillation of Language Models (2024), equation 1; Lin: Divergence Measures Based on
         the Shannon Entropy (1991).

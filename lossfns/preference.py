@@ -69,6 +69,9 @@ def dpo(
     Returns:
         `(n,)`, nats.
 
+    Raises:
+        ValueError: `beta` is not positive, or `label_smoothing` is outside `[0, 1]`.
+
     Source:
         Rafailov et al.: Direct Preference Optimization (2023), equation 7; Mitchell: A Note on DPO with Noisy
         Preferences (2023), equation 3, for the smoothing.
@@ -109,6 +112,9 @@ def ipo(
     Returns:
         `(n,)`, squared nats.
 
+    Raises:
+        ValueError: `beta` is not positive.
+
     Source:
         Azar et al.: A General Theoretical Paradigm to Understand Learning from Human Preferences (2023), equation 17.
 
@@ -143,6 +149,9 @@ def simpo(
 
     Returns:
         `(n,)`, nats.
+
+    Raises:
+        ValueError: `beta` is not positive.
 
     Source:
         Meng, Xia, Chen: SimPO: Simple Preference Optimization with a Reference-Free Reward (2024), equation 6.
@@ -200,6 +209,9 @@ def cpo(chosen: Tensor, rejected: Tensor, chosen_tokens: Tensor, *, beta: float 
     Returns:
         `(n,)`, nats.
 
+    Raises:
+        ValueError: `beta` is not positive.
+
     Source:
         Xu et al.: Contrastive Preference Optimization: Pushing the Boundaries of LLM Performance in Machine Translation
         (2024), equations 4 and 5.
@@ -234,6 +246,9 @@ def kto(
 
     Returns:
         `(n,)`, 0 to the weight.
+
+    Raises:
+        ValueError: `beta` is not positive.
 
     Source:
         Ethayarajh, Xu, Muennighoff, Jurafsky, Kiela: KTO: Model Alignment as Prospect Theoretic Optimization (2024),
@@ -274,6 +289,9 @@ def paired_kto(
 
     Returns:
         `(n,)`: the sum of both values.
+
+    Raises:
+        ValueError: `beta` is not positive.
 
     Source:
         Ethayarajh et al.: KTO (2024), section 4.2, and its first public implementation for pairs.

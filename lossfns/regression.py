@@ -67,6 +67,9 @@ def huber(prediction: Tensor, target: Tensor, *, delta: float = 1.0) -> Tensor:
     Returns:
         `(n,)`, squared units of the target.
 
+    Raises:
+        ValueError: `delta` is not positive.
+
     Source:
         Huber: Robust Estimation of a Location Parameter (1964).
 
@@ -111,6 +114,9 @@ def quantile(prediction: Tensor, target: Tensor, *, q: float = 0.5) -> Tensor:
 
     Returns:
         `(n,)`, units of the target; 0.5 gives half the absolute error.
+
+    Raises:
+        ValueError: `q` is not between 0 and 1.
 
     Source:
         Koenker, Bassett: Regression Quantiles (1978).

@@ -57,6 +57,9 @@ def smoothed_cross_entropy(
     Returns:
         `(n,)`, nats.
 
+    Raises:
+        ValueError: `label_smoothing` is outside `[0, 1]`.
+
     Source:
         Szegedy, Vanhoucke, Ioffe, Shlens, Wojna: Rethinking the Inception Architecture (2016), section 7.
 
@@ -80,6 +83,9 @@ def focal(log_prob: Tensor, *, gamma: float = 2.0) -> Tensor:
     Returns:
         `(n,)`, nats.
 
+    Raises:
+        ValueError: `gamma` is negative.
+
     Source:
         Lin, Goyal, Girshick, He, Dollar: Focal Loss for Dense Object Detection (2017), equation 4.
 
@@ -101,6 +107,9 @@ def poly1(log_prob: Tensor, *, epsilon: float = 1.0) -> Tensor:
 
     Returns:
         `(n,)`, nats.
+
+    Raises:
+        ValueError: `epsilon` is below -1.
 
     Source:
         Leng, Tan, Liu, Cubuk, Shi, Cheng, Anguelov: PolyLoss (2022), equation 6.
@@ -147,6 +156,9 @@ def asymmetric(
 
     Returns:
         `(n,)`, nats.
+
+    Raises:
+        ValueError: `clip` is outside `[0, 1)`, or an exponent is negative.
 
     Source:
         Ridnik, Ben-Baruch, Zamir, Noy, Friedman, Protter, Zelnik-Manor: Asymmetric Loss For Multi-Label
@@ -196,6 +208,9 @@ def eaft(log_prob: Tensor, entropy: Tensor, *, alpha: float = 1.0, scale: float 
 
     Returns:
         `(n,)`, nats.
+
+    Raises:
+        ValueError: `alpha` is negative, or `scale` is not positive.
 
     Source:
         Diao et al.: Entropy-Adaptive Fine-Tuning: Resolving Confident Conflicts to Mitigate Forgetting (2026).
@@ -265,6 +280,9 @@ def policy_gradient(log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, 
 
     Returns:
         `(n,)`, units of the advantage.
+
+    Raises:
+        ValueError: `clip` is outside `(0, 1)`.
 
     Source:
         Schulman, Wolski, Dhariwal, Radford, Klimov: Proximal Policy Optimization Algorithms (2017), equation 7.
@@ -338,8 +356,12 @@ def weighted_sum(*parts: tuple[float, Term]) -> Combined:
     Args:
         *parts: pairs of a weight and a term.
 
+    Returns:
+        A term that asks for what its parts ask for; picklable if they are.
+
     Raises:
         TypeError: a part is not such a pair.
+        ValueError: a weight is not finite, or parts hold weights for different numbers of classes.
 
     Example:
         >>> weighted_sum((1.0, cross_entropy), (1e-4, z_loss))
@@ -363,6 +385,12 @@ def token_weighted(term: Term) -> Combined:
     The sum is still divided by the number of items, so that gradient accumulation changes nothing; weights with mean 1
     keep the size of the loss.
 
+    Args:
+        term: the term.
+
+    Returns:
+        A term that asks for `token_weights` too; picklable if `term` is.
+
     Example:
         >>> token_weighted(cross_entropy)(log_prob=torch.tensor([-1.0, -2.0]), token_weights=torch.tensor([1.0, 0.5]))
         tensor([1., 1.])
@@ -377,6 +405,9 @@ def class_weighted(term: Term, weights: ClassValues) -> Combined:
     Args:
         term: the term, computed from unweighted probabilities.
         weights: one weight a class, `(C,)`: a list, an array or a tensor of any dtype on any device.
+
+    Returns:
+        A term that asks for `labels` too; picklable if `term` is.
 
     Raises:
         ValueError: weights are not one finite, non-negative number a class.
