@@ -66,7 +66,7 @@ def answer_logits(
 
     Returns:
         `probabilities`: `(B, A)` float32 (float64 for float64 logits), among the answers; `ids`: `(B,)` int32, the best
-        answer; `answers`: `(B,)` int32, that of the first label, -100 where it is none or there is no label.
+        answer; `answers`: `(B,)` int32, that of the first label, -100 where it is none. Without a label 0.0 and -100.
 
     Raises:
         ValueError: no labels, no answers, one that is no token, two that are one; logits that do not fit the labels.
@@ -90,9 +90,10 @@ def answer_logits(
     first = torch.ones_like(sample, dtype=torch.bool)
     first[1:] = sample[1:] != sample[:-1]
     there, rows = sample[first], pairs.rows.on_device[first]
-    found = opened.like.new_zeros(pairs.shape[0], len(answers), dtype=compute_dtype(opened.like.dtype))
-    found[there] = opened.like.flatten(0, -2)[rows][:, answers].to(found.dtype)
+    found = opened.like.flatten(0, -2)[rows][:, answers].to(compute_dtype(opened.like.dtype))
+    probabilities = found.new_zeros(pairs.shape[0], len(answers)).index_copy_(0, there, found.softmax(-1))
     match = pairs.rows.classes[first][:, None] == answers
-    truth = torch.full((pairs.shape[0],), IGNORED, dtype=torch.int32, device=found.device)
+    best, truth = torch.full((2, pairs.shape[0]), IGNORED, dtype=torch.int32, device=found.device)
+    best[there] = found.argmax(-1).int()
     truth[there] = match.int().argmax(1).int().where(match.any(1), IGNORED)
-    return {"probabilities": found.softmax(-1), "ids": found.argmax(-1).int(), "answers": truth}
+    return {"probabilities": probabilities, "ids": best, "answers": truth}

@@ -80,6 +80,7 @@ def test_answers_stand_where_the_first_label_is_predicted(side):
         assert found["probabilities"][place].tolist() == pytest.approx([w / sum(weights) for w in weights], rel=1e-12)
         assert int(found["ids"][place]) == max(range(3), key=weights.__getitem__)
     assert found["answers"].tolist() == [2, 1, 0, N]
+    assert (found["ids"][3].item(), found["probabilities"][3].tolist()) == (N, [0.0] * 3)  # a row without a label
 
 
 def test_an_answer_that_is_none_of_them():
