@@ -295,6 +295,11 @@ class _JoinedScore:
         """Whether a part belongs to the rows of the whole evaluation, one after the other."""
         return any(getattr(metric.score, "by_position", False) for _, _, metric in self.parts)
 
+    @property
+    def by_draw(self) -> bool:
+        """Whether all parts can be computed on samples drawn several times, or out of two runs."""
+        return all(getattr(metric.score, "by_draw", True) for _, _, metric in self.parts)
+
     def __call__(self, sums: Columns) -> dict[str, ArrayLike]:
         whole = any(metric.whole for _, _, metric in self.parts)
         scores: dict[str, ArrayLike] = {}

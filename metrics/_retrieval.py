@@ -1,9 +1,10 @@
 """Scores of rankings: candidates of a query, or the partner of each vector among all."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from operator import index
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -97,7 +98,8 @@ def partner_retrieval(ks: Sequence[int] = (1, 10), *, queries: str = "queries", 
     """Find each query's own document among the documents of all samples, by the products of their vectors.
 
     Predictions are columns of vectors (B, D), as `reducers.embeddings` returns. Keys: `mrr`, `recall_at_{k}`. Among
-    equal products the own document comes last, so that constant vectors find nothing.
+    equal products the own document comes last, so that constant vectors find nothing. A sample that is drawn twice
+    would compete with itself: `bootstrap` and `compare` refuse this metric.
 
     Args:
         ks: the values of k.
@@ -121,7 +123,7 @@ def partner_retrieval(ks: Sequence[int] = (1, 10), *, queries: str = "queries", 
     ks = _checked(ks)
     return Metric(
         statistics=partial(vectors, names=(queries, documents)),
-        score=partial(partner_scores, ks=ks),
+        score=PartnerScores(ks),
         directions=dict.fromkeys(("mrr", *(f"recall_at_{k}" for k in ks)), True),
         whole="each query is compared with the documents of all samples",
     )
@@ -141,18 +143,24 @@ def vectors(predictions: Any, labels: Any, *, names: tuple[str, str]) -> Columns
     return {"queries": first, "documents": second}
 
 
-def partner_scores(rows: Columns, *, ks: tuple[int, ...]) -> Columns:
-    """Return the scores that `partner_retrieval` lists, from the columns of `vectors`."""
-    queries, documents = rows["queries"], rows["documents"]
-    step = max(1, CHUNK // max(1, len(documents)))
-    ranks = [np.zeros(0, np.int64)]
-    for start in range(0, len(queries), step):
-        products = queries[start : start + step] @ documents.T
-        own = products[np.arange(len(products)), start + np.arange(len(products))]
-        ranks.append((~(products < own[:, None])).sum(1))  # NaN finds nothing either
-    rank = np.concatenate(ranks)
-    scores = {"mrr": 1 / rank, **{f"recall_at_{k}": rank <= k for k in ks}}
-    return {name: ratio(values.sum(), len(values)) for name, values in scores.items()}
+@dataclass(frozen=True)
+class PartnerScores:
+    """The scores that `partner_retrieval` lists, from the columns of `vectors`."""
+
+    ks: tuple[int, ...]
+    by_draw: ClassVar[bool] = False
+
+    def __call__(self, rows: Columns) -> Columns:
+        queries, documents = rows["queries"], rows["documents"]
+        step = max(1, CHUNK // max(1, len(documents)))
+        ranks = [np.zeros(0, np.int64)]
+        for start in range(0, len(queries), step):
+            products = queries[start : start + step] @ documents.T
+            own = products[np.arange(len(products)), start + np.arange(len(products))]
+            ranks.append((~(products < own[:, None])).sum(1))  # NaN finds nothing either
+        rank = np.concatenate(ranks)
+        scores = {"mrr": 1 / rank, **{f"recall_at_{k}": rank <= k for k in self.ks}}
+        return {name: ratio(values.sum(), len(values)) for name, values in scores.items()}
 
 
 def _of_ranked(gains: Array, ks: tuple[int, ...]) -> Columns:

@@ -76,7 +76,7 @@ def bootstrap(metric: Metric, *, n: int = 1000, unit: Sequence[Any] | None = Non
         A metric that needs all rows at once.
 
     Raises:
-        ValueError: fewer than two replicates, or a metric that can't be computed on some rows.
+        ValueError: fewer than two replicates, or a metric that can't be computed on some rows or on repeated ones.
 
     Source: B. Efron, "Bootstrap methods: another look at the jackknife", 1979.
 
@@ -122,7 +122,8 @@ def compare(
         `{key}_difference_high` (95 %) and `{key}_p_value` (two-sided, approximate randomisation, at least 1 / (n + 1)).
 
     Raises:
-        ValueError: the labels or the columns of the two differ, fewer than two replicates, or not one unit a sample.
+        ValueError: the labels or the columns of the two differ, fewer than two replicates, not one unit a sample, or a
+            metric that can't be computed on some rows or on repeated ones.
 
     Source: E. W. Noreen, "Computer-Intensive Methods for Testing Hypotheses", 1989; P. Koehn, "Statistical Significance
     Tests for Machine Translation Evaluation", 2004.
@@ -390,6 +391,11 @@ def _check_divisible(metric: Metric) -> None:
 
 def _check_drawn(metric: Metric, n: int) -> None:
     _check_divisible(metric)
+    if not getattr(metric.score, "by_draw", True):
+        raise ValueError(
+            "this metric compares each sample with all others, and one that is drawn twice would compete with itself: "
+            "leave it out of bootstrap() and compare()"
+        )
     if n < 2:
         raise ValueError(f"n is the number of replicates, at least 2; {n} came")
 

@@ -24,12 +24,14 @@ from metrics import (
     by_group,
     calibration,
     classification,
+    compare,
     extractive_qa,
     glue,
     label_ranking,
     labels_from,
     language_modeling,
     partner_retrieval,
+    regression,
     retrieval,
     segmentation,
 )
@@ -335,6 +337,15 @@ def test_partners_are_found_among_all(monkeypatch):
         partner_retrieval()(vectors, compute_result=False)
     with pytest.raises(ValueError, match="queries and documents"):
         partner_retrieval()(evaluation({"queries": queries}, np.zeros(30)))
+
+
+@pytest.mark.parametrize("metric", [partner_retrieval(), build(partner_retrieval(), regression())])
+def test_partners_are_not_drawn_twice(metric):
+    vectors = evaluation({"queries": np.eye(30), "documents": np.eye(30)}, np.zeros(30))
+    for draw in (bootstrap, lambda metric: compare(metric, vectors, vectors)):
+        with pytest.raises(ValueError, match="would compete with itself"):
+            draw(metric)
+    assert by_group(partner_retrieval(), "ab" * 15)(vectors)["recall_at_1/b"] == 1.0
 
 
 # --- GLUE -------------------------------------------------------------------------------------------------------------
