@@ -201,6 +201,7 @@ class _Whole:
 
     compute: Callable[[Array, Array], Mapping[str, ArrayLike]]
     keys: tuple[str, ...]
+    by_class: bool
 
     def __repr__(self) -> str:
         return f"{type(self.compute).__name__.strip('_').lower()}({', '.join(self.keys)})"
@@ -210,9 +211,7 @@ class _Whole:
         labels, predictions = columns["labels"].data, columns["predictions"].data
         if not labels.size:
             return dict.fromkeys(self.keys, np.nan)
-        return self.compute(
-            labels, predictions.reshape(len(labels), -1) if len(labels) < len(predictions) else predictions
-        )
+        return self.compute(labels, predictions.reshape(len(labels), -1) if self.by_class else predictions)
 
 
 @dataclass(frozen=True)
@@ -257,7 +256,7 @@ def _adapted(compute: Any, kind: Kind, directions: Mapping[str, bool | None]) ->
     _check_kind(kind)
     return Metric(
         statistics=partial(labelled_values, kind=kind),
-        score=_Whole(compute, tuple(directions)),
+        score=_Whole(compute, tuple(directions), kind == "probabilities"),
         directions=directions,
         whole=REASON,
     )

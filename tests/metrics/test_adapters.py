@@ -181,3 +181,9 @@ def test_one_class_and_constants():
     ones = np.ones((2, 3), np.int64)
     precision = from_sklearn(average_precision_score, kind="scores", greater_is_better=True)
     assert precision(evaluation(np.full((2, 3), 0.5), ones))["average_precision_score"] == 1.0
+
+
+def test_probabilities_of_a_single_class_keep_their_dimension():
+    metric = from_sklearn(lambda labels, p: p.ndim, kind="probabilities", greater_is_better=None, name="dimensions")
+    for probabilities in (PROBABILITIES[..., :1], PROBABILITIES):
+        assert metric(evaluation({"probabilities": probabilities}, LABELS)) == {"dimensions": 2.0}

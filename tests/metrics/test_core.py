@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import spearmanr
 from sklearn.metrics import accuracy_score, log_loss
 
-from metrics import Metric, build, language_modeling
+from metrics import Metric, build, classification, language_modeling
 from metrics._metric import ratio
 
 from .evaluations import columns, evaluation, samples
@@ -219,6 +219,12 @@ def test_build_refuses_what_is_no_metric():
         build(hits)
     with pytest.raises(TypeError, match="int"):
         build(language_modeling(), num_sample=3)  # a misspelt option is no metric
+
+
+def test_counts_may_be_those_of_numpy():
+    assert build(classification(np.int64(2)), num_samples=np.int64(7)).num_samples == 7
+    with pytest.raises(TypeError, match="number of classes; a float came"):
+        classification(2.0)
 
 
 @pytest.mark.parametrize(("value", "error"), [(0, ValueError), (-3, ValueError), (2.5, TypeError), ([1, 2], TypeError)])
