@@ -1,4 +1,4 @@
-"""Settings for every test: no network, one thread, and no environment that outlives its test."""
+"""Settings for every test: no network, one thread, the same cases every time, and each its own environment."""
 
 import os
 
@@ -8,7 +8,11 @@ os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import hypothesis
 import pytest
+
+hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
+hypothesis.settings.load_profile("repeatable")
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from lossfns import collators
 from tests import tiny
 
 README = Path(__file__).resolve().parent.parent / "README.md"
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +42,13 @@ def test_python_blocks_run_in_order(namespace, capsys):
 
 
 def test_every_export_is_in_the_index():
-    text = README.read_text()
+    text = README.read_text(encoding="utf-8")
     exports = {name for package in (lossfns, reducers, metrics, collators) for name in package.__all__}
     assert {name for name in exports if not re.search(rf"\b{name}\b", text)} == set()
 
 
 def test_commands_exist():
-    targets = set(re.findall(r"^([a-z-]+):", (README.parent / "Makefile").read_text(), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", (README.parent / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     named = {
         target for language, body in BLOCKS if language == "bash" for target in re.findall(r"make ([a-z-]+)", body)
     }

@@ -349,7 +349,7 @@ def test_an_iterator_is_not_used_up():
 
 
 def test_supported_releases_are_those_that_are_installed():
-    project = Path(__file__).parents[2].joinpath("pyproject.toml").read_text()
+    project = Path(__file__).parents[2].joinpath("pyproject.toml").read_text(encoding="utf-8")
     (line,) = (line for line in project.splitlines() if line.strip().startswith('"transformers'))
     assert line.strip().strip('",').removeprefix("transformers") == checks.SUPPORTED
 

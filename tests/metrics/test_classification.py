@@ -93,7 +93,7 @@ def test_ids_score_as_in_scikit_learn(drawn):
     assert score(classification(num_classes, average=AVERAGES), ids, labels) == same(expected)
 
 
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(st.integers(2, 4), st.integers(0, 2**32 - 1))
 def test_stacks_of_matrices_score_as_in_scikit_learn(num_classes, seed):
     generator = np.random.default_rng(seed)

@@ -50,7 +50,7 @@ def test_a_mean_of_batch_means_is_caught():
         assert_modes_agree(MeanOfBatchMeans, COLUMNS, LABELS, [0, 8, 40], expected)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(count=st.integers(2, 30), seed=st.integers(0, 2**32 - 1), data=st.data())
 def test_no_split_order_or_padding_changes_a_score(count, seed, data):
     rows = samples(count, seed)

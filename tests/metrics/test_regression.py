@@ -54,7 +54,7 @@ def targets(samples=30, count=2, seed=0, *, missing=0.3):
     return predictions, labels
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.data())
 def test_scores_equal_scikit_learn_and_scipy(data):
     shape = data.draw(st.tuples(st.integers(2, 20), st.integers(1, 3)))

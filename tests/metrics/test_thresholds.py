@@ -28,7 +28,7 @@ def best_by_trying(probabilities, labels):
     return max(at for at, value in scores.items() if value >= best - 1e-12) if labels.any() else 0.5
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 15))
 def test_no_probability_gives_a_better_f1(seed, samples):
     probabilities, labels = drawn(seed, samples)
