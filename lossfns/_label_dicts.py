@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ._batch import Batch, Collator, batch_labels
-from .alignment import IGNORED, check_shift, split_labels
+from .alignment import IGNORED, check_shift, scored_places, split_labels
 from .normalization import MARKERS
 
 
@@ -223,13 +223,6 @@ def sequence_starts(batch: Batch, labels: Tensor) -> Tensor:
     starts = torch.ones_like(labels, dtype=torch.bool)
     starts[:, 1:] = positions.diff(dim=1) != 1
     return starts
-
-
-def scored_places(labels: Tensor, shift: int) -> Tensor:
-    """Where a label is scored, `(B, S)` bool."""
-    scored = labels != IGNORED
-    scored[:, :shift] = False
-    return scored
 
 
 def _first_of(sequences: Tensor, targets: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ._batch import Batch, Collator, batch_labels
-from ._label_dicts import label_dict, one_each, scored_places
-from .alignment import check_shift
+from ._label_dicts import label_dict, one_each
+from .alignment import check_shift, scored_places
 from .normalization import MARKERS
 
 CHOSEN, REJECTED = "chosen", "rejected"

@@ -79,9 +79,10 @@ def soft_rows(labels: Tensor) -> SoftRows:
     return SoftRows(rows, chances, labels.shape[:-1])
 
 
-def certain_rows(pairs: Alignment, classes: int) -> SoftRows:
-    """Class ids as distributions."""
-    return SoftRows(pairs.rows.index, F.one_hot(pairs.rows.classes.cpu(), classes).double(), pairs.shape)
+def certain_rows(pairs: Alignment, labels: Tensor, classes: int) -> SoftRows:
+    """Class ids on the host, of the logits' leading shape, as distributions."""
+    index = pairs.rows.index
+    return SoftRows(index, F.one_hot(labels.flatten()[index].long(), classes).double(), pairs.shape)
 
 
 def soft_loss(

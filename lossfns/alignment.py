@@ -74,6 +74,13 @@ def check_shift(shift: int) -> None:
         raise ValueError(f"shift must be an int >= 0 (1 causal, 0 masked or classification), not {shift!r}")
 
 
+def scored_places(labels: Tensor, shift: int) -> Tensor:
+    """Where a logit predicts a label that counts, bool of the labels' shape `(..., S)`."""
+    scored = labels != IGNORED
+    scored[..., :shift] = False
+    return scored
+
+
 def select_logits(
     outputs: Tensor | Mapping[str, Any] | Sequence[Any], labels: Tensor | None, select: Selector | None = None
 ) -> Tensor:

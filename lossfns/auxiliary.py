@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .alignment import IGNORED, Labels, Outputs, check_shift, split_labels
+from .alignment import Labels, Outputs, check_shift, scored_places, split_labels
 from .normalization import MARKERS, NumItems, item_count
 from .terms import name_of, weighted_sum
 
@@ -210,4 +210,4 @@ def _items(labels: Labels, shift: int) -> Tensor:
             f"with_auxiliary weights its term by labels, but the collator lets the Trainer count {units[0]}: drop "
             f"count_{units[0]}"
         )
-    return (ids[..., shift:] != IGNORED).sum().double()
+    return scored_places(ids, shift).sum().double()

@@ -133,6 +133,7 @@ def _class_loss(
     soft = ids.is_floating_point() and ids.ndim == dimensions + 1
     logits = select_logits(outputs, ids[..., 0] if soft else ids, select)
     _check_shapes(logits, ids, dimensions, soft)
+    ids = ids.detach().cpu()  # once for all that reads them
     logits = _adjusted(logits, logit_adjustment)
     if margins is not None:
         logits = _lowered(logits, None if soft else ids, margins)
@@ -141,7 +142,7 @@ def _class_loss(
     term = _with_options(term, class_weights, label_smoothing)
     if not soft and not together:
         return label_loss(FromLogits(logits), ids, extras, num_items_in_batch, term, weighted=weighted)
-    rows = soft_rows(ids) if soft else certain_rows(align(logits, ids, shift=0), logits.shape[-1])
+    rows = soft_rows(ids) if soft else certain_rows(align(logits, ids, shift=0), ids, logits.shape[-1])
     size = logits.shape[-1] if soft else 1  # of what the Trainer counts for one item
     count = item_count(num_items_in_batch, len(rows.rows) * size, logits.device) / size
     smoothing = label_smoothing if together else 0.0

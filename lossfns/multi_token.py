@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from .alignment import IGNORED, Labels, Outputs, check_logits, split_labels
+from .alignment import Labels, Outputs, check_logits, scored_places, split_labels
 from .language import causal_lm_loss
 from .normalization import NumItems, item_count
 from .terms import Term, cross_entropy
@@ -59,11 +59,14 @@ def multi_token_loss(
         raise ValueError(
             f"give one weight a head, as heads=('logits', 'further'), weights=(1.0, 0.3); got {heads!r}, {weights!r}"
         )
-    ids, _ = split_labels(labels)
+    ids, extras = split_labels(labels)
+    host = ids.detach().cpu()  # once for all heads
     logits = [_logits(outputs, name) for name in heads]
-    count = item_count(num_items_in_batch, (ids[..., 1:] != IGNORED).sum(), logits[0].device)
+    count = item_count(num_items_in_batch, int(scored_places(host, 1).sum()), logits[0].device)
     losses = [
-        causal_lm_loss(own, labels, count, term=term, shift=shift, overwrite_logits=overwrite_logits)
+        causal_lm_loss(
+            own, {"labels": host, **extras}, count, term=term, shift=shift, overwrite_logits=overwrite_logits
+        )
         for shift, own in enumerate(logits, start=1)
     ]
     parts = [weight * loss for weight, loss in zip(weights, losses, strict=True)]

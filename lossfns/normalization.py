@@ -75,9 +75,10 @@ def check_unit(unit: str | None, extras: Container[str]) -> None:
         if (marker in extras) == (counted == unit):
             continue
         if counted == unit:
+            wrapper = "stack_pairs" if counted == "pairs" else f"count_{counted}"
             raise ValueError(
                 f"the loss divides by {counted}, but the labels carry no '{marker}': the Trainer counts others. "
-                f"Wrap the collator in lossfns.collators.count_{counted}(collator, shift=...)"
+                f"Wrap the collator in lossfns.collators.{wrapper}(collator, shift=...)"
             )
         raise ValueError(
             f"the collator is wrapped in count_{counted}, so the Trainer counts {counted}, but the loss divides by "

@@ -18,7 +18,7 @@ from .alignment import IGNORED, Alignment, Labels, Outputs, Selector, align, sel
 from .hidden import HiddenStates
 from .normalization import NumItems, accumulator_dtype, check_unit, item_count
 from .sources import Source, open_source
-from .terms import Term, check_smoothing
+from .terms import Term, check_smoothing, name_of, parameters
 
 STATISTICS = ("chosen", "rejected", "chosen_tokens", "rejected_tokens")
 
@@ -519,6 +519,12 @@ def _pair_loss(
     objective: Term,
 ) -> Tensor:
     """Bind the objective to the pairs that count, sum and divide."""
+    missing = [name for name in parameters(objective) if name.startswith("reference_") and name not in extras]
+    if missing:
+        raise TypeError(
+            f"{name_of(objective)} asks for {', '.join(missing)}, which the dict of labels lacks: train on "
+            "precompute_reference_log_probs(model, dataset, collator), with the collator stack_pairs(...)"
+        )
     there, device = counted.nonzero().flatten(), measured["chosen"].device
     moved = there.to(device, non_blocking=True)
     pairs = Alignment(Rows(there, moved, None), moved, counted.shape)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lossfns.alignment import IGNORED, Selector, check_ids, check_shift, select_logits
+from lossfns.alignment import IGNORED, Selector, check_ids, check_shift, scored_places, select_logits
 
 from ._reduce import Labels, Logits, label_ids
 
@@ -41,8 +41,7 @@ def text_lengths(logits: Logits, labels: Labels, *, lengths: Mapping[str, Tensor
     check_shift(shift)
     if not lengths or not all(isinstance(table, Tensor) and table.ndim == 1 for table in lengths.values()):
         raise ValueError("lengths are tensors (V,) by unit, as token_bytes(tokenizer) returns")
-    ids = ids[:, shift:]
-    scored = ids != IGNORED
+    scored = scored_places(ids, shift)
     longest = min(len(table) for table in lengths.values())
     unknown = ids[scored & ((ids < 0) | (ids >= longest))]
     if unknown.numel():

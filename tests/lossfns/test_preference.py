@@ -310,7 +310,7 @@ def test_rows_one_after_the_other():
 def test_refusals():
     with pytest.raises(ValueError, match="are no pairs"):
         preference_loss(LOGITS[:3], IDS[:3], objective=simpo)
-    with pytest.raises(TypeError, match="asks for 'reference_chosen'"):
+    with pytest.raises(TypeError, match="train on precompute_reference_log_probs"):
         preference_loss(LOGITS, IDS)
     with pytest.raises(ValueError, match="count_pairs"):
         preference_loss(LOGITS, stacked(IDS), 9, objective=simpo)
