@@ -312,7 +312,7 @@ def test_refusals():
         preference_loss(LOGITS[:3], IDS[:3], objective=simpo)
     with pytest.raises(TypeError, match="train on precompute_reference_log_probs"):
         preference_loss(LOGITS, IDS)
-    with pytest.raises(ValueError, match="count_pairs"):
+    with pytest.raises(ValueError, match="stack_pairs"):
         preference_loss(LOGITS, stacked(IDS), 9, objective=simpo)
     with pytest.raises(ValueError, match=r"num_labels=1 gives a score"):
         reward_loss(torch.zeros(4, 2), torch.zeros(2))
