@@ -24,7 +24,7 @@ Options = make_dataclass("Options", [("data", str, ""), ("model", str, ""), ("sa
 def load_sentences(path):
     if path:
         with open(path, encoding="utf-8") as file:
-            blocks = [block.splitlines() for block in file.read().strip().split("\n\n")]
+            blocks = [block.splitlines() for block in re.split(r"\n\s*\n", file.read().strip())]
         return [[(line.split()[0], line.split()[-1]) for line in block] for block in blocks]
     texts = [text for name in sorted(topics) for text in topics[name].split("\n\n") if '"' in text]
     found = (re.findall(r'"([\w.()]+)"|\*(\w+)\*|([\w.()]+|[^\w\s])', text) for text in texts)

@@ -160,7 +160,7 @@ def test_reads_tables_and_sentences_of_ones_own(tmp_path):
     (tmp_path / "numbers.csv").write_text("0.5,1,0\n0.25,2,1\n", encoding="utf-8")
     rows = module_of("tuned_thresholds").load(str(tmp_path / "numbers.csv"))
     assert sorted((*row["inputs"], *row["labels"]) for row in rows) == [(0.25, 2, 0, 1), (0.5, 1, 1, 0)]
-    (tmp_path / "mine.conll").write_text("Ann B-PER\nran O\n\nBonn _ B-LOC\n", encoding="utf-8")
+    (tmp_path / "mine.conll").write_text("Ann B-PER\nran O\n\n \nBonn _ B-LOC\n", encoding="utf-8")
     found = module_of("token_classification").load_sentences(str(tmp_path / "mine.conll"))
     assert found == [[("Ann", "B-PER"), ("ran", "O")], [("Bonn", "B-LOC")]]
 
