@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -63,7 +64,7 @@ def precompute_reference_log_probs(
         collator: `stack_pairs(...)`, the one of the training.
         shift: the label at `i` is predicted by the logit at `i - shift`.
         batch_size: pairs in a batch.
-        cache: a file; if it is there it is read instead, and it is written if not.
+        cache: a file; if it is there it is read instead and its first batch scored again, and it is written if not.
         source: `hidden_states(model)`: the logits of a batch never exist.
 
     Returns:
@@ -85,19 +86,30 @@ def precompute_reference_log_probs(
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     made_from = _fingerprint(model, _batches(dataset, collator, batch_size, "hashing"), (shift,)) if cache else ""
-    if cache is not None and Path(cache).exists():
-        return WithReference(dataset, _load(Path(cache), made_from))
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
+    with _evaluating(model):
+        if cache is not None and Path(cache).exists():
+            log_probs = _load(Path(cache), made_from)
+            if len(dataset):
+                first = collator([dataset[index] for index in range(min(batch_size, len(dataset)))])
+                _check_forward(Path(cache), log_probs, _score(model, first, shift, source))
+            return WithReference(dataset, log_probs)
         parts = [_score(model, batch, shift, source) for batch in _batches(dataset, collator, batch_size, "reference")]
-    finally:
-        for module in training:
-            module.training = True
     log_probs = torch.cat(parts) if parts else torch.empty(0, 2)
     if cache is not None:
         torch.save({"made_from": made_from, "log_probs": log_probs}, cache)
     return WithReference(dataset, log_probs)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode in this block; afterwards every module is in the mode it was in."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 def _batches(dataset: Sequence[Mapping[str, Any]], collator: Collator, batch_size: int, what: str) -> Iterator[Batch]:
@@ -134,6 +146,15 @@ def _fingerprint(model: nn.Module, batches: Iterator[Batch], options: tuple[int,
 def _digest(digest: Any, name: str, value: Tensor) -> None:
     digest.update(f"{name} {tuple(value.shape)}".encode())
     digest.update(value.cpu().contiguous().numpy().tobytes())
+
+
+def _check_forward(cache: Path, log_probs: Tensor, own: Tensor) -> None:
+    """Raise where the same weights score the first pairs otherwise: adapters on or off are not among the weights."""
+    if not torch.allclose(log_probs[: len(own)].to(own), own, rtol=1e-2, equal_nan=True):
+        raise ValueError(
+            f"the cache {cache} was made by another forward of the same weights: with adapters switched on or off "
+            "(model.disable_adapter()), or in another precision. Delete it, or name another file"
+        )
 
 
 def _load(cache: Path, made_from: str) -> Tensor:

@@ -27,6 +27,7 @@ from lossfns import (
     simpo,
 )
 from lossfns.collators import count_pairs, stack_pairs
+from lossfns.reference import _score
 from metrics import build, preferences
 from metrics.preference import COLUMNS
 from reducers import combine, preference_rewards, reward_scores
@@ -612,8 +613,39 @@ def test_the_cache_belongs_to_its_model_and_data(tmp_path):
 def test_the_cache_is_read(tmp_path, monkeypatch):
     cache = tmp_path / "reference.pt"
     first = referenced(cache=cache)
-    monkeypatch.setattr("lossfns.reference._score", None)
+    scored = []
+    monkeypatch.setattr("lossfns.reference._score", lambda *given: scored.append(1) or _score(*given))
     assert torch.equal(referenced(cache=cache).log_probs, first.log_probs)
+    assert len(scored) == 1  # the first batch of several: was it the same forward?
+
+
+class Switched(torch.nn.Module):
+    """A model with something like an adapter, which is on or off whatever its weights."""
+
+    on = True
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(5, 5)
+
+    def forward(self, input_ids):
+        return self.embedding(input_ids) * (3.0 if self.on else 1.0)
+
+
+def test_the_cache_belongs_to_its_forward(tmp_path):
+    def pad(rows):
+        return {"input_ids": torch.tensor(rows), "labels": torch.tensor(rows)}
+
+    torch.manual_seed(0)
+    model, pairs = Switched(), [{"chosen": [1, 2], "rejected": [1, 3]}]
+    given = model, pairs, stack_pairs(pad, shift=1)
+    first = precompute_reference_log_probs(*given, cache=tmp_path / "reference.pt")
+    assert torch.equal(
+        precompute_reference_log_probs(*given, cache=tmp_path / "reference.pt").log_probs, first.log_probs
+    )
+    model.on = False
+    with pytest.raises(ValueError, match="another forward of the same weights"):
+        precompute_reference_log_probs(*given, cache=tmp_path / "reference.pt")
 
 
 # --- the collator ----------------------------------------------------------------------------------------------------
