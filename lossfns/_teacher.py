@@ -200,6 +200,8 @@ def _run(
 
 def _fitting(tensor: Tensor, name: str, like: Tensor, rows: Rows) -> Tensor:
     """The tensor `(B, L, ...)` on the student's device, if it has a row for all of the student's that are scored."""
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise ValueError(f"{name} want a gradient, and a teacher gets none here: detach them")
     fits = tensor.ndim == like.ndim == 3 and tensor.shape[0] == like.shape[0]
     first = int((rows.index % like.shape[1]).min()) if fits and len(rows) else 0
     if not fits or like.shape[1] - first > tensor.shape[1]:

@@ -25,8 +25,8 @@ from torch import Tensor
 from ._autograd import autocast_off, refuse_second_order, uncompiled, unhooked
 from ._rows import Rows, clear_others, compute_dtype, read, write
 from .alignment import IGNORED, align, check_logits
+from .terms import STATISTICS
 
-DIFFERENTIABLE = ("log_prob", "log_normalizer", "mean_logit", "entropy")
 DISCRETE = ("rank", "top_id")
 _FROM_SOFTMAX = frozenset({"log_prob", "log_normalizer", "entropy"})
 
@@ -74,8 +74,8 @@ def token_statistics(
 
 def check_fields(fields: Sequence[str]) -> None:
     """Raise ValueError unless `fields` are names of statistics."""
-    if isinstance(fields, str) or not {*DIFFERENTIABLE, *DISCRETE}.issuperset(fields) or len({*fields}) < len(fields):
-        known = ", ".join((*DIFFERENTIABLE, *DISCRETE))
+    if isinstance(fields, str) or not {*STATISTICS, *DISCRETE}.issuperset(fields) or len({*fields}) < len(fields):
+        known = ", ".join((*STATISTICS, *DISCRETE))
         raise ValueError(f"fields must be a sequence of different names out of {known}; got {fields!r}")
 
 

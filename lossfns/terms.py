@@ -494,8 +494,8 @@ def parameters(term: Term, extras: Iterable[str] | None = None, known: Sequence[
         known: what the loss gives to a term.
 
     Raises:
-        TypeError: the term has `*args`, `**kwargs` or positional-only parameters, binds what is given, or asks for a
-            name that is neither known nor among the extras.
+        TypeError: the term has `*args`, `**kwargs` or positional-only parameters, binds what is given, has an option of
+            the name of an extra, or asks for a name that is neither known nor among the extras.
     """
     extras = None if extras is None else set(extras)
     names = []
@@ -509,6 +509,11 @@ def parameters(term: Term, extras: Iterable[str] | None = None, known: Sequence[
             if parameter.name in known:
                 raise TypeError(
                     f"{name_of(term)} binds '{parameter.name}', which is measured for each item; drop its value"
+                )
+            if extras is not None and parameter.name in extras:
+                raise TypeError(
+                    f"'{parameter.name}' is in the dict of labels, but {name_of(term)} has an option of that name with a "
+                    "value of its own. Write a term that takes the tensor by name and hands it on"
                 )
         elif extras is not None and parameter.name not in {*known, *extras}:
             raise TypeError(

@@ -11,12 +11,12 @@ from lossfns import _head, _products, _rows, causal_lm_loss, head_token_statisti
 from lossfns._products import Head, LinearProducts, ModuleProducts
 from lossfns.alignment import align
 from lossfns.hidden import stand_in
-from lossfns.statistics import DIFFERENTIABLE
+from lossfns.terms import STATISTICS
 from tests import oracle
 
 B, S, H, V = 2, 7, 5, 19
 LABELS = torch.tensor([[3, 1, -100, 6, 9, 18, 0], [-100, -100, 2, 5, -100, 7, 7]])
-FIELDS = (*DIFFERENTIABLE, "rank", "top_id")
+FIELDS = (*STATISTICS, "rank", "top_id")
 
 
 def seeded(make):
@@ -77,7 +77,7 @@ def test_statistics_and_their_gradients(head, behind, shift):
     for name in FIELDS:
         torch.testing.assert_close(found[name].double(), expected[name].double(), rtol=0, atol=1e-12)
     weights = torch.linspace(0.5, 2, LABELS.numel(), dtype=torch.float64).view(LABELS.shape)
-    both = [sum((weights * values[name]).sum() for name in DIFFERENTIABLE) for values in (found, expected)]
+    both = [sum((weights * values[name]).sum() for name in STATISTICS) for values in (found, expected)]
     for ours, theirs in zip(*(torch.autograd.grad(total, wanted) for total in both), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
 
@@ -87,8 +87,8 @@ def test_gradcheck(head, behind):
     wanted = [hidden()[:1, :3].requires_grad_(), *(p for p in head.parameters() if p.requires_grad)]
 
     def statistics(h, *_):
-        found = head_token_statistics(h, head, LABELS[:1, :3], fields=DIFFERENTIABLE, shift=1, **behind)
-        return tuple(found[name] for name in DIFFERENTIABLE)
+        found = head_token_statistics(h, head, LABELS[:1, :3], fields=STATISTICS, shift=1, **behind)
+        return tuple(found[name] for name in STATISTICS)
 
     assert torch.autograd.gradcheck(statistics, wanted)
 

@@ -442,3 +442,10 @@ def test_labels_are_learned_beside_the_teacher_in_one_pass():
     both = partial(distillation_loss, term=weighted_sum((0.25, cross_entropy), (0.75, distilled)))
     expected = 0.25 * causal_lm_loss(STUDENT, LABELS) + 0.75 * distillation_loss(STUDENT, dense())
     assert both(STUDENT, dense()).item() == pytest.approx(expected.item(), rel=1e-12)
+
+
+def test_a_teacher_that_wants_a_gradient_is_refused():
+    teacher = torch.zeros(1, 2, 4, requires_grad=True)
+    labels = {"labels": torch.tensor([[0, 1]]), "teacher_logits": teacher}
+    with pytest.raises(ValueError, match="want a gradient"):
+        distillation_loss(torch.zeros(1, 2, 4, requires_grad=True), labels)

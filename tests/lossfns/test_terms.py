@@ -353,3 +353,12 @@ def test_a_combination_costs_one_pass(monkeypatch):
 def test_sums_that_are_refused(parts):
     with pytest.raises(TypeError, match=r"pairs? \(weight, term\)|\(weight, term\) pair"):
         weighted_sum(*parts)
+
+
+def test_an_extra_is_not_silently_an_option():
+    def powered(log_prob, *, gamma=2.0):
+        return -log_prob * gamma
+
+    with pytest.raises(TypeError, match="'gamma' is in the dict of labels"):
+        parameters(powered, {"gamma": torch.ones(2)})
+    assert parameters(powered, {"token_weights": torch.ones(2)}) == ("log_prob",)

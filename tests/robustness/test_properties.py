@@ -23,11 +23,11 @@ import lossfns
 import metrics
 import reducers
 from lossfns import _rows
-from lossfns.statistics import DIFFERENTIABLE
+from lossfns.terms import STATISTICS
 from tests import oracle
 
 IGNORED = -100
-FIELDS = (*DIFFERENTIABLE, "rank", "top_id")
+FIELDS = (*STATISTICS, "rank", "top_id")
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 CHUNK_BYTES = (1, 64, 200, _rows.CPU_CHUNK_BYTES)  # one row at a time, a few, all
@@ -144,9 +144,9 @@ def check_statistics(case: Case, measure=lossfns.token_statistics) -> None:
             close(found[name], true[name], 0 if name in ("rank", "top_id") else case.rounding)
             assert found[name][~found["valid"]].eq(0).all()
         slopes = torch.randn(case.labels.shape, generator=case.generator, dtype=torch.float64)
-        sum((found[name] * slopes).sum() for name in DIFFERENTIABLE).backward()
+        sum((found[name] * slopes).sum() for name in STATISTICS).backward()
     if true:
-        sum((true[name] * slopes).sum() for name in DIFFERENTIABLE).backward()
+        sum((true[name] * slopes).sum() for name in STATISTICS).backward()
         expected = exact.grad if exact.grad is not None else torch.zeros_like(exact)
         close(logits.grad, expected, 8 * (case.rounding + torch.finfo(logits.dtype).eps))
     assert case.logits.equal(before)
