@@ -512,8 +512,8 @@ def parameters(term: Term, extras: Iterable[str] | None = None, known: Sequence[
                 )
             if extras is not None and parameter.name in extras:
                 raise TypeError(
-                    f"'{parameter.name}' is in the dict of labels, but {name_of(term)} has an option of that name with a "
-                    "value of its own. Write a term that takes the tensor by name and hands it on"
+                    f"'{parameter.name}' is in the dict of labels, but {name_of(term)} has an option of that name with "
+                    "a value of its own. Write a term that takes the tensor by name and hands it on"
                 )
         elif extras is not None and parameter.name not in {*known, *extras}:
             raise TypeError(

@@ -23,6 +23,7 @@ from lossfns import (
     z_loss,
 )
 from lossfns.statistics import Block
+from lossfns.terms import parameters
 from tests import oracle
 
 N = oracle.IGNORED
