@@ -1,6 +1,9 @@
 """Every code block of the README runs, and what its commands promise is in the Makefile."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,3 +57,19 @@ def test_commands_exist():
     }
     assert named, "the README shows its commands"
     assert named <= targets
+
+
+def test_python_commands_run(tmp_path):
+    shell = "\n".join(body for language, body in BLOCKS if language == "bash")
+    commands = re.findall(r"^python (-m .*)$", shell, re.MULTILINE)
+    assert len(commands) >= 4
+    for command in commands:
+        subprocess.run(
+            f"{sys.executable} {command}",
+            shell=True,
+            check=True,
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(README.parent)},
+            stdout=subprocess.DEVNULL,
+        )
+    assert {path.name for path in tmp_path.iterdir()} == {"my_training.py", "mine.py"}
