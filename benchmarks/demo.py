@@ -10,14 +10,14 @@ OUTPUT = Path(__file__).resolve().parents[1] / "output"
 def main() -> None:
     began = time.perf_counter()
     _print_origins()
-    from benchmarks import demo_classification, demo_language, report
+    from benchmarks import demo_classification, demo_language, demo_report
 
     ways = demo_language.run()
-    print(report.table(ways), end="\n\n")
-    print(f"Picture: {report.picture(ways, OUTPUT / 'demo.png')}")
+    print(demo_report.table(ways), end="\n\n")
+    print(f"Picture: {demo_report.picture(ways, OUTPUT / 'demo.png')}")
     classified, rating = demo_classification.run()
     print(demo_classification.table(classified, rating), end="\n\n")
-    print(f"Picture: {report.confusions(classified, demo_classification.NAMES, OUTPUT / 'confusion.png')}")
+    print(f"Picture: {demo_report.confusions(classified, demo_classification.NAMES, OUTPUT / 'confusion.png')}")
     print(f"Done in {time.perf_counter() - began:.0f} s.")
 
 

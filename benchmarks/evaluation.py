@@ -20,9 +20,8 @@ from metrics import build, language_modeling
 from reducers import sample_sums
 
 from . import assets, harness
-from .harness import Goal, Result, Row
+from .harness import Goal, Result, Row, human_bytes
 from .memory import peak_bytes, resident_peak
-from .report import human_bytes
 
 MEASURED_UP_TO = 8e9
 
@@ -225,7 +224,6 @@ def run(*, quick: bool, device: str) -> list[Row]:
 
 def report(results: Sequence[Result]) -> str:
     parts = [
-        "## Evaluation: what the stock Trainer keeps",
         "*Kept*: the largest predictions handed to `compute_metrics`. *Peak*: of live tensor bytes above the start. "
         "*Process*: of the resident set (GPU: of allocated memory); it alone sees the NumPy arrays that "
         "`eval_accumulation_steps` fills. *Computed* rows continue the line through the two measured rows above them.",

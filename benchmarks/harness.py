@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -269,6 +269,16 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, rule, *rows))
 
 
+def human_bytes(count: float) -> str:
+    """Bytes with three significant digits and a decimal unit.
+
+    >>> human_bytes(512), human_bytes(2048), human_bytes(1.61e9)
+    ('512 B', '2.05 kB', '1.61 GB')
+    """
+    power = min(int(math.log10(count)) // 3, 4) if count >= 1 else 0
+    return f"{count / 1000**power:.3g} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
+
+
 def _numeric(cell: str) -> bool:
     return not cell or cell[0].isdigit() or cell[0] in "-+"
 
@@ -293,19 +303,3 @@ def title(result: Result) -> str:
         "caching": "GPU",
     }
     return titles[result.allocator]
-
-
-def report(results: Sequence[Result], sections: Mapping[str, Callable[[Sequence[Result]], str]]) -> str:
-    """The whole report; each section sees the results of its benchmark."""
-    parts = [
-        "# Results",
-        "Written by `make bench` from the files in `results/`; no number here is typed by hand. "
-        "Times are medians with quartiles of interleaved rounds in one process, ratios are taken round by round.",
-    ]
-    if not any(result.device == "cuda" for result in results):
-        parts.append("No GPU was measured: `python -m benchmarks --device cuda` adds it where there is one.")
-    for benchmark, section in sections.items():
-        own = [result for result in results if result.benchmark == benchmark]
-        if own:
-            parts.append(section(own))
-    return "\n\n".join(parts) + "\n"

@@ -345,7 +345,6 @@ def run(*, quick: bool, device: str) -> list[Row]:
 def report(results: Sequence[Result]) -> str:
     """The section of the report: what the issue asks for, then a table for each run."""
     parts = [
-        "## Logits that never exist: forward and backward from hidden states",
         "*Peak* is that of live tensor bytes above weights and one weight gradient, *process* the same of the resident "
         "set (GPU: of allocated memory), the logits of the stock loss released before backward as in the Trainer; "
         "*products* are multiplications with the vocabulary a supervised token. A float32 sum of a bfloat16 weight's "

@@ -278,7 +278,6 @@ def run(*, quick: bool, device: str) -> list[Row]:
 def report(results: Sequence[Result]) -> str:
     """The section of the report: what the issue asks for, then a table for each run."""
     parts = [
-        "## Losses: forward and backward beside the stock loss",
         "*Extra, held* is the peak of live tensor bytes above logits that the caller holds; *step, released* that of a "
         "whole step as in the Trainer: the logits come into being, which counts, and go when the loss returns. Both in "
         "units of the logits; *process* is the second as growth of the resident set (GPU: of allocated memory). "

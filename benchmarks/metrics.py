@@ -145,7 +145,6 @@ def error(scores: dict[str, float], exact: dict[str, float]) -> float:
 
 def report(results: Sequence[Result]) -> str:
     parts = [
-        f"## Metrics: {len(SCORES)} scores of the same arrays",
         f"{', '.join(SCORES)}; {CLASSES} classes. scikit-learn is called once for each score.",
     ]
     for result in results:

@@ -21,9 +21,8 @@ from metrics import bootstrap, build, classification, entity_f1, language_modeli
 from reducers import sample_sums
 
 from . import harness
-from .harness import Goal, Result, Row, Spread, Timed
+from .harness import Goal, Result, Row, Spread, Timed, human_bytes
 from .memory import resident_peak
-from .report import human_bytes
 
 TOKENS, ENTITIES, REPLICATES = "token accuracy and perplexity", "strict entity F1", "95 % interval of macro-F1"
 OURS = "this project"
@@ -171,7 +170,6 @@ def run(*, quick: bool, device: str) -> list[Row]:
 
 def report(results: Sequence[Result]) -> str:
     parts = [
-        "## Metrics: tokens, entities and intervals",
         f"Tokens: {FULL.batches * FULL.batch * FULL.length:,} logits rows of {VOCABULARY}, a batch of {FULL.batch} x "
         f"{FULL.length} at a time. Entities: {FULL.sentences * 30:,} tokens. Intervals: {FULL.replicates:,} replicates "
         f"of {FULL.samples:,} samples. Memory is what a run adds at its peak.",

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from benchmarks import __main__, evaluation, harness, losses
 from benchmarks.harness import Goal, Result, Spread, Timed
+from benchmarks.report import report
 
 TINY = losses.Sizes(rows=1, length=4, vocabularies=(151_936,), rounds=1)
 
@@ -121,32 +122,31 @@ def test_goals_are_judged_by_what_was_measured(measured, reached):
 
 
 def test_the_report_says_that_no_gpu_was_measured(loss_rows):
-    sections = {"losses": losses.report}
-    assert "No GPU" in harness.report([result(loss_rows)], sections)
+    assert "No GPU" in report([result(loss_rows)])
     measured = result(loss_rows, device="cuda", allocator="caching")
-    assert "No GPU" not in harness.report([measured], sections)
+    assert "No GPU" not in report([measured])
 
 
 def test_no_results_no_section():
-    assert "## Losses" not in harness.report([], __main__.SECTIONS)
+    assert "## Losses" not in report([])
 
 
 def test_the_numbers_of_the_report_are_those_of_the_file(loss_rows):
     """Changing a number in the file changes its cell and its goal."""
-    report = losses.report([result(loss_rows)])
+    before = losses.report([result(loss_rows)])
     index = next(at for at, row in enumerate(loss_rows) if row["loss"] == losses.OWN and row["supervised"] == "all")
     changed = [*loss_rows]
     changed[index] = loss_rows[index] | {"held": 77 * loss_rows[index]["logits_bytes"]}
     other = losses.report([result(changed)])
-    assert "| 77.00 |" not in report
+    assert "| 77.00 |" not in before
     assert "| 77.00 |" in other
     assert "own buffer: extra memory, in logits | 1.05 | 77 | **not reached** |" in other
 
 
 def test_each_result_names_its_command_machine_and_versions(loss_rows):
-    report = losses.report([result(loss_rows)])
+    section = losses.report([result(loss_rows)])
     for expected in ("`python -m benchmarks losses`", "Processor abacus", "Python 3"):
-        assert expected in report
+        assert expected in section
 
 
 # --- where it runs ----------------------------------------------------------------------------------------------------
@@ -175,11 +175,11 @@ def test_a_missing_gpu_stops_before_anything_runs():
 def test_a_quick_run_writes_results_and_report_beside_the_real_ones(monkeypatch):
     monkeypatch.setenv("MALLOC_ARENA_MAX", "1")  # a caller's own setting does not reach the measured process
     before = {path: path.read_bytes() for path in __main__.HERE.glob("**/*.json")}
-    report = __main__.main(["evaluation", "--quick"])
+    path = __main__.main(["evaluation", "--quick"])
     assert {path: path.read_bytes() for path in __main__.HERE.glob("**/*.json")} == before
-    (file,) = (report.parent / "results").iterdir()
+    (file,) = (path.parent / "results").iterdir()
     assert json.loads(file.read_text())["quick"] is True
-    assert "A quick run" in report.read_text()
+    assert "A quick run" in path.read_text()
 
 
 # --- the losses -------------------------------------------------------------------------------------------------------
@@ -301,6 +301,6 @@ def test_what_would_not_fit_is_computed_as_it_would_be_measured():
 
 
 def test_the_evaluation_report(evaluation_rows):
-    report = evaluation.report([result(evaluation_rows, benchmark="evaluation")])
-    assert report.count("| measured |") == len(evaluation.SETUPS) + 1
-    assert "kept with `sample_sums`, over the logits | 0.0001 |" in report
+    section = evaluation.report([result(evaluation_rows, benchmark="evaluation")])
+    assert section.count("| measured |") == len(evaluation.SETUPS) + 1
+    assert "kept with `sample_sums`, over the logits | 0.0001 |" in section
