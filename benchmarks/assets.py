@@ -54,6 +54,16 @@ class TaggedSentence:
     tags: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class ChunkedSentence:
+    """One sentence of the CoNLL-2000 shared task: its chunks in IOB2, by hand and as a chunker found them."""
+
+    tokens: tuple[str, ...]
+    tags: tuple[str, ...]
+    chunks: tuple[str, ...]
+    found: tuple[str, ...]
+
+
 def smollm2(*, dtype: "torch.dtype | None" = None) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
     """SmolLM2-135M-Instruct, a stock Llama with a vocabulary of 49,152, and its tokenizer.
 
@@ -111,6 +121,20 @@ def conllu_sentences() -> list[TaggedSentence]:
         ]
 
 
+def chunked_sentences() -> list[ChunkedSentence]:
+    """English newspaper sentences with Penn tags and chunks, and what a chunker made of them.
+
+    Tjong Kim Sang and Buchholz, "Introduction to the CoNLL-2000 Shared Task: Chunking", 2000.
+    """
+    blocks = _seqeval("data/ground_truth.txt").strip().split("\n\n")
+    return [ChunkedSentence(*zip(*(line.split() for line in block.splitlines()), strict=True)) for block in blocks]
+
+
+def conlleval() -> str:
+    """The shared task's own script, in Perl: lines of token, tag, chunk and found chunk in, scores out."""
+    return _seqeval("conlleval.pl")
+
+
 def qwen_token_ids(text: str, *, vocabulary_size: int = 151_643) -> list[int]:
     """The ids that a Qwen tokenizer gives a text: of Qwen2.5 (151,643 tokens) or of Qwen3.5 (248,044)."""
     import tiktoken
@@ -163,6 +187,12 @@ def _member(archive: tarfile.TarFile, name: str) -> bytes:
     if file is None:
         raise FileNotFoundError(f"{name} in {archive.name} is not a file")
     return file.read()
+
+
+def _seqeval(path: str) -> str:
+    with tarfile.open(_archive("seqeval-*.tar.gz")) as archive:
+        member = next(name for name in archive.getnames() if name.endswith(f"tests/{path}"))
+        return _member(archive, member).decode("utf-8")
 
 
 def _rated_source(archive: tarfile.TarFile, source: str) -> Iterator[RatedText]:

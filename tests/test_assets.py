@@ -70,6 +70,16 @@ def test_treebank_has_a_tag_for_each_token():
     assert sentences[0].tokens[:2] == ("Burda", "da")
 
 
+def test_chunks_stand_beside_what_a_chunker_found():
+    sentences = assets.chunked_sentences()
+    assert len(sentences) == len({sentence.tokens for sentence in sentences}) == 40
+    assert sentences[0].tokens[:3] == ("Rockwell", "International", "Corp.")
+    pairs = [pair for sentence in sentences for pair in zip(sentence.chunks, sentence.found, strict=True)]
+    assert len(pairs) == 961
+    assert sum(chunk == found for chunk, found in pairs) == 808  # accuracy 84.08 %, says conlleval
+    assert assets.conlleval().startswith("#!/usr/bin/perl")
+
+
 @pytest.mark.parametrize(("size", "the"), [(151_643, 785), (248_044, 760)])
 def test_qwen_ids_fill_the_vocabulary(size, the):
     ids = assets.qwen_token_ids("The labels are real text. " + assets.english_text()[:20_000], vocabulary_size=size)
