@@ -5,7 +5,7 @@ The rules stand in the order in which they are asked, from the most particular d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -14,13 +14,121 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from lossfns.alignment import IGNORED
+from lossfns.alignment import IGNORED, split_labels
 from lossfns.testing.rules import Check, Finding, Report, Rule, judge, select
 from lossfns.testing.tasks import Batch, Extra, Task, find_task
 
 from ._reduce import SAFE_DTYPES, Reducer
 
 Leaves = dict[str, Tensor]
+Make = Callable[[torch.Generator, int], tuple[Any, Any]]
+
+_ADDED = 3  # columns that padding adds
+
+
+@dataclass(frozen=True)
+class Given:
+    """What reaches a reducer in one call.
+
+    Attributes:
+        logits: a tensor, or tuples and dicts of them.
+        labels: the same, or None.
+    """
+
+    logits: Any
+    labels: Any
+
+    @property
+    def samples(self) -> int:
+        """How many samples there are, by the labels, if any."""
+        return len(next(leaf for tree in (self.labels, self.logits) for _, leaf in _leaves(tree) if leaf is not None))
+
+    def mapped(self, function: Callable[[Tensor], Tensor]) -> Given:
+        """The function's values in the place of all tensors."""
+        return Given(_mapped(function, self.logits), _mapped(function, self.labels))
+
+    def rows(self, index: Sequence[int]) -> Given:
+        """Those samples, in that order; several rows a sample stand in blocks of one row each."""
+        samples, places = self.samples, torch.tensor(index)
+        return self.mapped(lambda leaf: leaf.reshape(-1, samples, *leaf.shape[1:])[:, places].flatten(0, 1))
+
+    def cast(self, dtype: torch.dtype) -> Given:
+        """Floating logits in another dtype."""
+        logits = _mapped(lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, self.logits)
+        return replace(self, logits=logits)
+
+    def unlabelled(self) -> Given:
+        """All labels ignored; what comes along with them in a dict stays."""
+        ids = self.labels["labels"] if isinstance(self.labels, Mapping) else self.labels
+        ignored = _mapped(lambda leaf: torch.full_like(leaf, IGNORED), ids)
+        return replace(self, labels={**self.labels, "labels": ignored} if isinstance(self.labels, Mapping) else ignored)
+
+
+@dataclass(frozen=True)
+class _OfTask:
+    """Batches of a task of the kit."""
+
+    task: Task
+    extras: Mapping[str, Extra] | None
+
+    def batch(self, classes: int, seed: int = 0) -> Given:
+        batch = self.task.batch(classes, self.extras, seed)
+        return Given(batch.logits, batch.targets)
+
+    def widths(self, given: Given) -> set[int]:
+        """Sizes of a second dimension that is the sequence."""
+        return {split_labels(given.labels)[0].shape[1]} if self.task.sequence else set()
+
+    def counted(self, given: Given) -> Any:
+        """Index of the places in `(rows, sequence)` that a metric reads."""
+        return split_labels(given.labels)[0] != IGNORED
+
+    def resized(self, given: Given) -> tuple[Given, dict[int, int]]:
+        """The same samples in a sequence of another length, and the new widths by the old ones."""
+        batch = self.task.trimmed(_batch(given))
+        return Given(batch.logits, batch.targets), {given.logits.shape[1]: batch.logits.shape[1]}
+
+    def padded(self, given: Given) -> Given:
+        """The same samples beside a longer one."""
+        batch = self.task.padded(_batch(given), 0, _ADDED)
+        return Given(batch.logits, batch.targets)
+
+
+@dataclass(frozen=True)
+class _Own:
+    """Batches that somebody's function makes."""
+
+    make: Make
+    lengths: frozenset[int]
+
+    def batch(self, classes: int, seed: int = 0) -> Given:
+        given = Given(*self.make(torch.Generator().manual_seed(seed), classes))
+        sizes = [len(leaf) for tree in (given.labels, given.logits) for _, leaf in _leaves(tree) if leaf is not None]
+        if sizes[0] < 4 or any(size % sizes[0] for size in sizes):
+            raise ValueError(f"the tensors of a batch are (samples, ...), of at least four samples; got {sizes} rows")
+        return given
+
+    def widths(self, given: Given) -> set[int]:
+        return set(self.lengths)
+
+    def counted(self, given: Given) -> Any:
+        return ...
+
+    def resized(self, given: Given) -> tuple[Given, dict[int, int]]:
+        return self.padded(given), {length: length + _ADDED for length in self.lengths}
+
+    def padded(self, given: Given) -> Given:
+        """With what the Trainer adds before it calls a reducer, where another process has longer rows."""
+        return given.mapped(self._longer)
+
+    def _longer(self, leaf: Tensor) -> Tensor:
+        if leaf.ndim < 2 or leaf.shape[1] not in self.lengths:
+            return leaf
+        return torch.cat([leaf, leaf.new_full((len(leaf), _ADDED, *leaf.shape[2:]), IGNORED)], 1)
+
+
+def _batch(given: Given) -> Batch:
+    return Batch(given.logits, *split_labels(given.labels))
 
 
 @dataclass(frozen=True)
@@ -28,28 +136,36 @@ class ReducerSubject:
     """A reducer under test, and how to call it."""
 
     reducer: Reducer
-    task: Task
+    inputs: _OfTask | _Own
     classes: int
-    extras: Mapping[str, Extra] | None
     tolerance: float = 1e-5
 
     @cached_property
-    def batch(self) -> Batch:
+    def batch(self) -> Given:
         """The batch that most rules start from."""
-        return self.task.batch(self.classes, self.extras)
+        return self.inputs.batch(self.classes)
 
     @cached_property
     def result(self) -> Leaves:
         """What comes out for that batch."""
         return self.leaves(self.batch)
 
-    def call(self, batch: Batch, logits: Any = None) -> Any:
+    def call(self, given: Given) -> Any:
         """The reducer, called as the Trainer calls it."""
-        return self.reducer(batch.logits.clone() if logits is None else logits, batch.targets)
+        copy = given.mapped(torch.clone)
+        return self.reducer(copy.logits, copy.labels)
 
-    def leaves(self, batch: Batch, logits: Any = None) -> Leaves:
+    def leaves(self, given: Given) -> Leaves:
         """The tensors that come out, by their path."""
-        return dict(_leaves(self.call(batch, logits)))
+        return dict(_leaves(self.call(given)))
+
+
+def _mapped(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
+    if isinstance(tree, Mapping):
+        return {key: _mapped(function, branch) for key, branch in tree.items()}
+    if isinstance(tree, (tuple, list)):
+        return tuple(_mapped(function, branch) for branch in tree)
+    return None if tree is None else function(tree)
 
 
 def _leaves(tree: Any, path: str = "result") -> Iterator[tuple[str, Any]]:
@@ -96,7 +212,7 @@ def batch_first(reducer: ReducerSubject) -> Iterator[Finding]:
     the Trainer cuts the first dimension to the rows of the dataset.
     """
     for path, leaf in reducer.result.items():
-        yield f"{path}, first dimension", tuple(leaf.shape[:1]), (len(reducer.batch.labels),)
+        yield f"{path}, first dimension", tuple(leaf.shape[:1]), (reducer.batch.samples,)
 
 
 def dtypes(reducer: ReducerSubject) -> Iterator[Finding]:
@@ -105,7 +221,7 @@ def dtypes(reducer: ReducerSubject) -> Iterator[Finding]:
     Fix: `.int()` or `.float()`: bool loses the padding of -100, uint8 turns it into 156, NumPy has no bfloat16.
     """
     for dtype in (torch.float32, torch.bfloat16):
-        for path, leaf in reducer.leaves(replace(reducer.batch, logits=reducer.batch.logits.to(dtype))).items():
+        for path, leaf in reducer.leaves(reducer.batch.cast(dtype)).items():
             yield f"{path} of {dtype} logits, dtype is safe", str(leaf.dtype), _named(leaf.dtype)
 
 
@@ -118,17 +234,12 @@ def shapes(reducer: ReducerSubject) -> Iterator[Finding]:
 
     Fix: let nothing else depend on the batch, such as its longest answer; the Trainer pads the second dimension only.
     """
-    width = reducer.batch.labels.shape[1]
     for rows in ([0], [3], [1, 2]):
-        batch = reducer.task.trimmed(reducer.batch.rows(rows))
+        batch, widths = reducer.inputs.resized(reducer.batch.rows(rows))
         leaves = reducer.leaves(batch)
         for path, leaf in reducer.result.items():
-            behind = (batch.labels.shape[1], *leaf.shape[2:]) if _by_token(leaf, width) else leaf.shape[1:]
-            yield (
-                f"{path} of labels {tuple(batch.labels.shape)}, shape",
-                tuple(leaves[path].shape),
-                (len(rows), *behind),
-            )
+            behind = (widths[leaf.shape[1]], *leaf.shape[2:]) if _by_token(leaf, widths) else leaf.shape[1:]
+            yield f"{path} of rows {rows}, shape", tuple(leaves[path].shape), (len(rows), *behind)
 
 
 def structure(reducer: ReducerSubject) -> Iterator[Finding]:
@@ -137,7 +248,7 @@ def structure(reducer: ReducerSubject) -> Iterator[Finding]:
     Fix: return every entry always, 0 or -100 where there is nothing to say.
     """
     expected = {path: str(leaf.dtype) for path, leaf in reducer.result.items()}
-    batches = {"one row": reducer.batch.rows([1]), "no label": reducer.batch.only()}
+    batches = {"one row": reducer.batch.rows([1]), "no label": reducer.batch.unlabelled()}
     for what, batch in batches.items():
         yield what, {path: str(leaf.dtype) for path, leaf in reducer.leaves(batch).items()}, expected
 
@@ -160,10 +271,12 @@ def inputs(reducer: ReducerSubject) -> Iterator[Finding]:
 
     Fix: `labels = labels.masked_fill(...)`, without the underscore.
     """
-    logits, targets = reducer.batch.logits.clone(), reducer.batch.targets
-    reducer.reducer(logits, targets)
-    yield "logits", logits, reducer.batch.logits
-    yield "labels", targets["labels"] if isinstance(targets, dict) else targets, reducer.batch.labels
+    given = reducer.batch.mapped(torch.clone)
+    reducer.reducer(given.logits, given.labels)
+    for what in ("logits", "labels"):
+        before = _leaves(getattr(reducer.batch, what))
+        for (path, leaf), (_, original) in zip(_leaves(getattr(given, what), what), before, strict=True):
+            yield path, leaf, original
 
 
 class _Host(Tensor):
@@ -202,15 +315,10 @@ def device(reducer: ReducerSubject) -> Iterator[Finding]:
         moved = reducer.leaves(reducer.batch)
     for path, leaf in moved.items():
         yield path, "on the host" if isinstance(leaf, _Host) else "on the device", "on the device"
-    if torch.accelerator.is_available():
-        there = torch.accelerator.current_accelerator()
-        batch = Batch(
-            reducer.batch.logits.float().to(there),
-            reducer.batch.labels.to(there),
-            {name: extra.to(there) for name, extra in reducer.batch.extras.items()},
-        )
-        for path, leaf in reducer.leaves(batch).items():
-            yield path, leaf.device.type, batch.logits.device.type
+    there = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if there is not None:
+        for path, leaf in reducer.leaves(reducer.batch.cast(torch.float32).mapped(lambda x: x.to(there))).items():
+            yield path, leaf.device.type, there.type
 
 
 def tuples(reducer: ReducerSubject) -> Iterator[Finding]:
@@ -219,14 +327,21 @@ def tuples(reducer: ReducerSubject) -> Iterator[Finding]:
     Fix: take the first floating tensor that has one dimension more than the labels; `logits[0]` is a router's loss in a
     mixture of experts.
     """
-    logits = reducer.batch.logits
-    beside = torch.zeros(len(logits), 2, 3)
-    cases = {
+    for what, logits in _among_others(reducer.batch.logits).items():
+        yield from _same(what, reducer.leaves(replace(reducer.batch, logits=logits)), reducer.result)
+
+
+def _among_others(logits: Any) -> dict[str, Any]:
+    """The same logits beside other things that a model returns."""
+    beside = torch.zeros(len(next(_leaves(logits))[1]), 2, 3)
+    if isinstance(logits, Mapping):
+        return {"a longer dict": {**logits, "beside": beside}}
+    if isinstance(logits, (tuple, list)):
+        return {"a longer tuple": (*logits, beside)}
+    return {
         "a tuple": (logits, beside),
         "a loss, the logits, a nested tuple": (torch.tensor(0.5), logits, ((beside, beside),)),
     }
-    for what, given in cases.items():
-        yield from _same(what, reducer.leaves(reducer.batch, given), reducer.result)
 
 
 # --- which numbers ---------------------------------------------------------------------------------------------------
@@ -237,14 +352,14 @@ def rows(reducer: ReducerSubject) -> Iterator[Finding]:
 
     Fix: no means, ranks or normalisation over the batch; sums over one row at a time.
     """
-    for split in ([[0], [1, 2, 3]], [[0, 1], [2, 3]]):
-        parts = [reducer.leaves(reducer.batch.rows(index)) for index in split]
+    every = [*range(reducer.batch.samples)]
+    for cut in (1, 2):
+        parts = [reducer.leaves(reducer.batch.rows(index)) for index in (every[:cut], every[cut:])]
         joined = {path: torch.cat([part[path] for part in parts]) for path in parts[0]}
-        yield from _same(f"batches of {' and '.join(str(len(index)) for index in split)}", joined, reducer.result)
-    repeated = reducer.leaves(reducer.batch.rows([0, 1, 2, 3, 0, 1]))
-    yield from _same(
-        "two superfluous rows cut off", {path: leaf[:4] for path, leaf in repeated.items()}, reducer.result
-    )
+        yield from _same(f"batches of {cut} and {len(every) - cut}", joined, reducer.result)
+    repeated = reducer.leaves(reducer.batch.rows([*every, 0, 1]))
+    kept = {path: leaf[: len(every)] for path, leaf in repeated.items()}
+    yield from _same("two superfluous rows cut off", kept, reducer.result)
 
 
 def alignment(reducer: ReducerSubject) -> Iterator[Finding]:
@@ -253,38 +368,39 @@ def alignment(reducer: ReducerSubject) -> Iterator[Finding]:
     Fix: in a causal model the logit before predicts the label: move predictions to the right by one, exactly once, so
     that no metric has to shift.
     """
-    labels, shift = reducer.batch.labels, reducer.task.shift
+    assert isinstance(reducer.inputs, _OfTask)
+    labels, shift = split_labels(reducer.batch.labels)[0], reducer.inputs.task.shift
     width = labels.shape[1]
     for row, place in [(0, 0), (0, 3), (0, width - 2), (0, width - 1), (3, width - 2)]:
         scored = place + shift < width and bool(labels[row, place + shift] != IGNORED)
         found = _changed(reducer, row, place)
         for path, places in found.items():
-            by_token = _by_token(reducer.result[path], width)
+            by_token = _by_token(reducer.result[path], {width})
             allowed = {(row, place + shift)} if by_token else {(row,)} if scored else set()
             yield f"{path}, what else the logits at {(row, place)} change", sorted(places - allowed), []
         if scored:
             yield f"the logits at {(row, place)} change anything", any(found.values()), True
     for path, leaf in reducer.result.items():
-        if shift and _by_token(leaf, width):
+        if shift and _by_token(leaf, {width}):
             first, nothing = leaf[:, :shift].double(), 0.0 if leaf.is_floating_point() else float(IGNORED)
             yield f"{path}, where no logit predicts", first, torch.full_like(first, nothing)
 
 
-def _by_token(leaf: Tensor, width: int) -> bool:
-    return leaf.ndim > 1 and leaf.shape[1] == width
+def _by_token(leaf: Tensor, widths: Collection[int]) -> bool:
+    return leaf.ndim > 1 and leaf.shape[1] in widths
 
 
 def _changed(reducer: ReducerSubject, row: int, place: int) -> dict[str, set[tuple[int, ...]]]:
     """The places of the output that other logits at one place change, by path."""
     changed: dict[str, set[tuple[int, ...]]] = {path: set() for path in reducer.result}
     for seed in range(3):
-        batch = reducer.task.batch(reducer.classes, reducer.extras, seed)
+        batch = reducer.inputs.batch(reducer.classes, seed)
         other = replace(batch, logits=batch.logits.clone())
         other.logits[row, place] *= -3
         before, after = reducer.leaves(batch), reducer.leaves(other)
         for path, leaf in after.items():
             places = (leaf != before[path]).nonzero()
-            depth = 2 if _by_token(leaf, batch.labels.shape[1]) else 1
+            depth = 2 if _by_token(leaf, reducer.inputs.widths(batch)) else 1
             changed[path] |= {tuple(position[:depth]) for position in places.tolist()}
     return changed
 
@@ -294,11 +410,11 @@ def padding(reducer: ReducerSubject) -> Iterator[Finding]:
 
     Fix: count the labels that are not -100, never all positions, and mask by labels, not by predictions.
     """
-    width, scored = reducer.batch.labels.shape[1], reducer.batch.labels != IGNORED
-    longer = reducer.leaves(reducer.task.padded(reducer.batch, 0, 3))
+    counted = reducer.inputs.counted(reducer.batch)
+    longer = reducer.leaves(reducer.inputs.padded(reducer.batch))
     for path, leaf in reducer.result.items():
-        if _by_token(leaf, width):
-            yield path, longer[path][:, :width][scored], leaf[scored]
+        if _by_token(leaf, reducer.inputs.widths(reducer.batch)):
+            yield path, longer[path][:, : leaf.shape[1]][counted], leaf[counted]
         else:
             yield path, longer[path], leaf
 
@@ -308,9 +424,8 @@ def precision(reducer: ReducerSubject) -> Iterator[Finding]:
 
     Fix: `logits.float()`, a few rows at a time; bfloat16 arithmetic is off by a tenth of a nat for each token.
     """
-    rounded = reducer.batch.logits.bfloat16()
-    given = reducer.leaves(replace(reducer.batch, logits=rounded))
-    expected = reducer.leaves(replace(reducer.batch, logits=rounded.double()))
+    rounded = reducer.batch.cast(torch.bfloat16)
+    given, expected = reducer.leaves(rounded), reducer.leaves(rounded.cast(torch.float64))
     for path, leaf in expected.items():
         yield f"{path} of bfloat16 logits", given[path], leaf, 1e-4
 
@@ -334,43 +449,70 @@ RULES: tuple[Check, ...] = (
 _OF_SEQUENCES = (shapes, small, alignment, padding)
 
 
+def _asked(inputs: _OfTask | _Own) -> list[Check]:
+    without: tuple[Check, ...] = () if isinstance(inputs, _OfTask) and inputs.task.sequence else _OF_SEQUENCES
+    if isinstance(inputs, _Own):
+        without = (alignment,) if inputs.lengths else (alignment, padding)
+    return [rule for rule in RULES if rule not in without]
+
+
+def _inputs(
+    task: str | Task | Make, classes: int, extras: Mapping[str, Extra] | None, lengths: Collection[int]
+) -> _OfTask | _Own:
+    if not callable(task):
+        if lengths:
+            raise ValueError("lengths are for batches of your own; the tasks of the kit know theirs")
+        return _OfTask(find_task(task), extras)
+    if extras:
+        raise ValueError("extras are for the tasks of the kit; put them into the labels of your own batches")
+    own = _Own(task, frozenset(lengths))
+    own.batch(classes)  # what is wrong with it is the user's to know, and no broken rule
+    return own
+
+
 def reducer_rules(
-    task: str | Task = "causal_lm",
+    task: str | Task | Make = "causal_lm",
     *,
     classes: int = 7,
     extras: Mapping[str, Extra] | None = None,
+    lengths: Collection[int] = (),
     skip: Mapping[str, str] | None = None,
 ) -> list[Rule]:
     """The rules that a reducer for a task has to keep, one callable each, for `pytest.mark.parametrize`.
 
     Args:
-        task: as in `lossfns.testing.loss_rules`.
-        classes: number of classes of the logits.
+        task: as in `lossfns.testing.loss_rules`; or, for outputs of any other shape, a function
+            `(generator, classes) -> (logits, labels)` that makes a batch as it reaches the reducer: tensors, or tuples
+            and dicts of them, of at least four samples; labels may be None. Which place belongs to which label is not
+            asked then.
+        classes: number of classes of the logits; with a function, whatever the reducer's output may not grow with.
         extras: what else the labels carry, in a dict under these names: functions of the labels.
+        lengths: with a function, sizes of a second dimension, as of tokens or frames, that differ from batch to batch,
+            and that nothing else has: there the Trainer pads with -100.
         skip: rules that this reducer need not keep, each with its reason, as `{"small": "ten classes"}`.
 
     Returns:
         Callables with a name: `rule(my_reducer)` raises AssertionError, or returns what was compared.
 
     Raises:
-        ValueError: no such task, no such rule, no reason.
+        ValueError: no such task, no such rule, no reason; a batch of fewer samples, or of tensors without a row for
+            each; options of the one way of making batches with the other.
 
     Example:
         >>> from reducers import sample_sums
         >>> [rule(partial(sample_sums, shift=1)).rule for rule in reducer_rules()][:2]
         ['signature', 'returns']
     """
-    found = find_task(task)
-    subject = partial(ReducerSubject, task=found, classes=classes, extras=extras)
-    return select([rule for rule in RULES if found.sequence or rule not in _OF_SEQUENCES], subject, skip)
+    inputs = _inputs(task, classes, extras, lengths)
+    return select(_asked(inputs), partial(ReducerSubject, inputs=inputs, classes=classes), skip)
 
 
-def check_reducer(reducer: Reducer, task: str | Task = "causal_lm", **options: Any) -> Report:
+def check_reducer(reducer: Reducer, task: str | Task | Make = "causal_lm", **options: Any) -> Report:
     """Hold a `preprocess_logits_for_metrics` to all the rules of its task.
 
     Args:
         reducer: `(logits, labels) -> tensors`.
-        task: what the model is for, as in `lossfns.testing.loss_rules`.
+        task: what the model is for, or a function that makes batches of any other shape, as in `reducer_rules`.
         **options: those of `reducer_rules`.
 
     Returns:
@@ -378,16 +520,16 @@ def check_reducer(reducer: Reducer, task: str | Task = "causal_lm", **options: A
 
     Raises:
         AssertionError: a rule is broken: its name, what was given and expected, and how to mend it.
-        ValueError: no such task, no such rule, no reason.
+        ValueError: as for `reducer_rules`.
 
     Example:
-        >>> def flat(logits, labels):
-        ...     return logits.argmax(-1)[labels != -100]
-        >>> check_reducer(flat)
+        >>> def boxes(generator, classes):
+        ...     return {"logits": torch.randn(4, 9, classes, generator=generator), "boxes": torch.rand(4, 9, 4)}, None
+        >>> check_reducer(lambda outputs, labels: outputs["boxes"].mean(), boxes)
         Traceback (most recent call last):
-        AssertionError: flat breaks the rule `batch_first`.
+        AssertionError: <lambda> breaks the rule `batch_first`.
           The first dimension is the batch.
-          result, first dimension: (16,), expected (4,)
+          result, first dimension: (), expected (4,)
           ...
     """
     return judge(reducer, reducer_rules(task, **options), options.get("skip"))
