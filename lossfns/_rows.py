@@ -12,7 +12,7 @@ from torch import Tensor
 
 # Bytes of the working buffer. On a CPU it has to stay in the cache (16 rows of 151,936 float32 ran several times faster
 # than 64); elsewhere it has to be large enough to fill the device.
-CPU_CHUNK_BYTES = 10 << 20
+CPU_CHUNK_BYTES = 14 << 20
 DEVICE_CHUNK_BYTES = 128 << 20
 # A comparison has some ten tensors of a chunk's size in hand at a time.
 COMPARED = 8

@@ -331,12 +331,16 @@ class Combined:
         values = reduce(add, [p if w == 1.0 else w * p for w, p in zip(self.weights, parts, strict=True)])
         if self.factor is None:
             return values
-        weights = self.factor(**{name: given[name] for name in parameters(self.factor)}).to(values.dtype)
+        weights = self.factor(**{name: given[name] for name in self._factor_names}).to(values.dtype)
         return weights * values.masked_fill(weights == 0, 0)  # what has no weight may be infinite
 
     @cached_property
     def _bound(self) -> list[tuple[Term, tuple[str, ...]]]:
         return [(term, parameters(term)) for term in self.terms]
+
+    @cached_property
+    def _factor_names(self) -> tuple[str, ...]:
+        return () if self.factor is None else parameters(self.factor)
 
     @property
     def __signature__(self) -> inspect.Signature:
