@@ -3,7 +3,7 @@
 Source: Matt Post, "A Call for Clarity in Reporting BLEU Scores", 2018 (sacrebleu: sentence statistics, summed, scored).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from numbers import Integral
@@ -18,11 +18,13 @@ from ._evaluation import Array, Columns, EvalPrediction, batches, holds_tensors
 
 Statistics = Callable[[Any, Any], Mapping[str, ArrayLike]]
 Score = Callable[[Columns], Mapping[str, ArrayLike]]
+Summands = Callable[[Columns, Columns], tuple[Columns, Columns]]
 
 
 class _Totals(NamedTuple):
     rows: int
     sums: Columns
+    origin: Columns
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -46,6 +48,9 @@ class Metric:
             placeholder: `top_{k}_accuracy`.
         whole: why `score` needs the rows of all samples, if it does: it then gets the columns in place of their sums,
             and the metric refuses to stream, with this reason.
+        summands: what is summed in place of the columns, where their sums would lose too many digits:
+            `(columns, origin)` -> columns about an origin, and the origin. The origin that comes is empty at the start
+            of an evaluation, and then what the last call returned; where something was summed it has to stay.
         num_samples: how many samples an evaluation has; a result over another number raises.
 
     Raises:
@@ -66,6 +71,7 @@ class Metric:
     score: Score
     directions: Mapping[str, bool | None] = field(hash=False)
     whole: str | None = None
+    summands: Summands | None = None
     num_samples: int | None = None
     _running: dict[bool, _Totals] = field(default_factory=dict, init=False, compare=False)
 
@@ -98,7 +104,9 @@ class Metric:
         if not compute_result:
             self._check_streaming()
         columns = self.columns(eval_pred)
-        totals = _Totals(next(iter(columns.values())).shape[0], self.sums(columns))
+        rows = next(iter(columns.values())).shape[0]
+        summed, origin = self.about(columns, before.origin if before else {})
+        totals = _Totals(rows, self._summed(summed), origin)
         if before is not None:
             totals = _added(before, totals)
         self._check_rows(totals.rows, last=compute_result)
@@ -126,8 +134,23 @@ class Metric:
             _check_names(parts[0], part)
         return {name: _joined([part[name] for part in parts]) for name in parts[0]}
 
+    def about(self, columns: Columns, origin: Columns) -> tuple[Columns, Columns]:
+        """Return the columns that are summed, or those that `score` takes as they are, and the origin they are about.
+
+        Args:
+            columns: what `columns` returned, of all samples or some.
+            origin: what an earlier call for the same sums returned, or empty.
+
+        Returns:
+            Columns of the same rows, and the origin.
+        """
+        return (columns, origin) if self.whole or self.summands is None else self.summands(columns, origin)
+
     def sums(self, columns: Columns) -> Columns:
         """Return what `score` takes: the sums of the columns over dim 0, or the columns themselves if it needs them."""
+        return self._summed(self.about(columns, {})[0])
+
+    def _summed(self, columns: Columns) -> Columns:
         return columns if self.whole else {name: column.sum(axis=0) for name, column in columns.items()}
 
     def result(self, sums: Columns) -> dict[str, float]:
@@ -242,14 +265,16 @@ def build(*metrics: Metric, num_samples: int | None = None, **named: Metric) -> 
     counts = [count for count in (num_samples, *(metric.num_samples for _, metric in parts)) if count is not None]
     if any(count != counts[0] for count in counts):
         raise ValueError(f"one evaluation has one number of samples; num_samples was given as {counts}")
-    shared = {_identity(metric.statistics): metric.statistics for _, metric in parts}
+    shared = {_identity(metric): metric for _, metric in parts}
     places = list(shared)
     reasons = dict.fromkeys(metric.whole for _, metric in parts if metric.whole)
+    summands = tuple(metric.summands for metric in shared.values())
     return Metric(
-        statistics=_JoinedStatistics(tuple(shared.values())),
-        score=_JoinedScore(tuple((name, places.index(_identity(metric.statistics)), metric) for name, metric in parts)),
+        statistics=_JoinedStatistics(tuple(metric.statistics for metric in shared.values())),
+        score=_JoinedScore(tuple((name, places.index(_identity(metric)), metric) for name, metric in parts)),
         directions=directions,
         whole="; ".join(reasons) or None,
+        summands=_JoinedSummands(summands) if any(summands) else None,
         num_samples=counts[0] if counts else None,
     )
 
@@ -274,14 +299,26 @@ class _JoinedStatistics:
     parts: tuple[Statistics, ...]
 
     def __call__(self, predictions: Any, labels: Any) -> dict[str, ArrayLike]:
-        return {
-            f"{place}.{name}": column
-            for place, statistics in enumerate(self.parts)
-            for name, column in statistics(predictions, labels).items()
-        }
+        return _numbered(statistics(predictions, labels) for statistics in self.parts)
 
     def __repr__(self) -> str:
         return f"({', '.join(map(_name, self.parts))})"
+
+
+@dataclass(frozen=True)
+class _JoinedSummands:
+    """What is summed of each of the joined statistics, by their place."""
+
+    parts: tuple[Summands | None, ...]
+
+    def __call__(self, columns: Columns, origin: Columns) -> tuple[Columns, Columns]:
+        found = [
+            (_of_place(columns, place), _of_place(origin, place))
+            if summands is None
+            else summands(_of_place(columns, place), _of_place(origin, place))
+            for place, summands in enumerate(self.parts)
+        ]
+        return _numbered(summed for summed, _ in found), _numbered(about for _, about in found)
 
 
 @dataclass(frozen=True)
@@ -304,8 +341,7 @@ class _JoinedScore:
         whole = any(metric.whole for _, _, metric in self.parts)
         scores: dict[str, ArrayLike] = {}
         for prefix, place, metric in self.parts:
-            start = f"{place}."
-            own = {name.removeprefix(start): value for name, value in sums.items() if name.startswith(start)}
+            own = _of_place(sums, place)
             # Beside a metric that needs all rows, everybody gets rows: sum them for those who take sums.
             scores |= {prefix + key: value for key, value in metric.scores(metric.sums(own) if whole else own).items()}
         return scores
@@ -317,16 +353,25 @@ class _JoinedScore:
         return f"({', '.join(shown)})"
 
 
-def _identity(statistics: Statistics) -> Any:
-    """Return what equal statistics have in common; `partial` objects of equal content are equal here."""
-    parts: Any = statistics
-    if isinstance(statistics, partial):
-        parts = (statistics.func, statistics.args, tuple(sorted(statistics.keywords.items())))
+def _numbered(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    return {f"{place}.{name}": column for place, part in enumerate(parts) for name, column in part.items()}
+
+
+def _of_place(columns: Columns, place: int) -> Columns:
+    start = f"{place}."
+    return {name.removeprefix(start): column for name, column in columns.items() if name.startswith(start)}
+
+
+def _identity(metric: Metric) -> Any:
+    """Return what metrics with the same columns have in common; `partial` objects of equal content are equal here."""
+    parts: Any = metric.statistics
+    if isinstance(parts, partial):
+        parts = (parts.func, parts.args, tuple(sorted(parts.keywords.items())))
     try:
         hash(parts)
     except TypeError:
-        return id(statistics)
-    return parts
+        parts = id(metric.statistics)
+    return parts, metric.summands
 
 
 def _checked(statistics: Mapping[str, Any], rows: int) -> Columns:
@@ -356,7 +401,8 @@ def _check_names(first: Columns, other: Columns) -> None:
 
 def _added(left: _Totals, right: _Totals) -> _Totals:
     _check_names(left.sums, right.sums)
-    return _Totals(left.rows + right.rows, {name: value + right.sums[name] for name, value in left.sums.items()})
+    sums = {name: value + right.sums[name] for name, value in left.sums.items()}
+    return _Totals(left.rows + right.rows, sums, right.origin)
 
 
 def _name(function: Any) -> str:

@@ -14,6 +14,8 @@ from .confusion import mean_where, quiet
 MISSING = -100.0
 # Sums of squares tell a spread from rounding down to this fraction of themselves.
 RESOLUTION = 1e-10
+# What is counted from: close to the other values, so that no digits go into a distance that all share.
+ORIGIN = ("predictions", "labels")
 
 MOMENTS: dict[str, bool | None] = {"mse": False, "rmse": False, "mae": False, "r2": True, "pearson": True}
 RANKS: dict[str, bool | None] = {"spearman": True, "kendall": True}
@@ -31,8 +33,8 @@ def regression(*, ranking: bool = False) -> Metric:
     - `r2`, `pearson`, and with `ranking` `spearman` and `kendall` (tau-b): over the targets whose labels differ, NaN
       where none has such labels. For constant predictions correlations are NaN.
 
-    `r2` and `pearson` follow from sums, so that they stream; labels or predictions whose standard deviation is below
-    1e-5 of their root mean square count as constant.
+    `r2` and `pearson` follow from sums about the first value of each target, so that they stream and keep their digits
+    however far from 0 the values lie.
 
     Args:
         ranking: also correlate the ranks, which needs all samples at once.
@@ -42,7 +44,8 @@ def regression(*, ranking: bool = False) -> Metric:
 
     Source: K. Pearson, "Note on regression and inheritance in the case of two parents", 1895; C. Spearman, "The proof
     and measurement of association between two things", 1904; M. G. Kendall, "The treatment of ties in ranking
-    problems", 1945.
+    problems", 1945; T. F. Chan, G. H. Golub, R. J. LeVeque, "Algorithms for Computing the Sample Variance", 1983, for
+    the shifted sums.
 
     Example:
         >>> from types import SimpleNamespace
@@ -50,7 +53,7 @@ def regression(*, ranking: bool = False) -> Metric:
         >>> regression()(evaluated)["r2"]
         0.5
     """
-    metric = Metric(statistics=moments, score=moment_scores, directions=MOMENTS)
+    metric = Metric(statistics=pairs, score=moment_scores, directions=MOMENTS, summands=moments)
     if not ranking:
         return metric
     reason = "Spearman and Kendall rank each sample among all; ranking=False leaves them out"
@@ -87,27 +90,26 @@ def pairs(predictions: Any, labels: Any) -> Columns:
     return {"predictions": values.astype(np.float64), "labels": targets.astype(np.float64)}
 
 
-def moments(predictions: Any, labels: Any) -> Columns:
-    """Return the columns that `moment_scores` reads.
+def moments(columns: Columns, origin: Columns) -> tuple[Columns, Columns]:
+    """Return the columns whose sums `moment_scores` reads.
 
     Args:
-        predictions: as for `pairs`.
-        labels: as for `pairs`.
+        columns: those of `pairs`.
+        origin: what predictions and labels are counted from, (K,) each, NaN for a target without any label so far;
+            empty at the start.
 
     Returns:
-        float64 (B, K), 0.0 where the label is missing: `count`, errors `squared` and `absolute`, and with x the
-        prediction and y the label `x`, `y`, `xx`, `yy`, `xy`.
-
-    Raises:
-        TypeError, ValueError: as `pairs`.
+        (B, K), 0 where the label is missing: `count` int64; in float64 errors `squared` and `absolute`, and with x the
+        prediction and y the label, each from its origin, `x`, `y`, `xx`, `yy`, `xy`. And the origin: for a target that
+        had none, the first pair whose label is known.
     """
-    columns = pairs(predictions, labels)
     known = columns["labels"] != MISSING
-    x, y = (np.where(known, columns[name], 0.0) for name in ("predictions", "labels"))
+    origin = {name: _first(columns[name], known, origin.get(name)) for name in ORIGIN}
     with np.errstate(over="ignore", invalid="ignore"):  # predictions of a model that diverged
-        errors = x - y
+        errors = np.where(known, columns["predictions"] - columns["labels"], 0.0)
+        x, y = (np.where(known, columns[name] - origin[name], 0.0) for name in ORIGIN)
         products = {"squared": errors**2, "xx": x * x, "yy": y * y, "xy": x * y}
-    return {"count": known, "absolute": abs(errors), "x": x, "y": y, **products}
+    return {"count": known.astype(np.int64), "absolute": abs(errors), "x": x, "y": y, **products}, origin
 
 
 @np.errstate(over="ignore", invalid="ignore")
@@ -115,7 +117,7 @@ def moment_scores(sums: Columns) -> Columns:
     """Return the scores that `regression` lists, without the ranks.
 
     Args:
-        sums: the sums of `moments`, each (..., K): a stack of evaluations, or one.
+        sums: the sums of `moments`, each (..., K): a stack of evaluations, or one; each about any origin.
 
     Returns:
         Scores (...).
@@ -152,6 +154,14 @@ def rank_scores(rows: Columns) -> dict[str, ArrayLike]:
                 for name, function in functions.items():
                     found[name].append(function(x[known], y[known]).statistic)
     return {name: np.mean(values) if values else np.nan for name, values in found.items()}
+
+
+def _first(values: Array, known: Array, before: Array | None) -> Array:
+    """Return the first known value of each target, NaN where there is none, unless one came `before`."""
+    first = np.full(values.shape[1], np.nan)
+    for target in np.flatnonzero(known.any(0)):
+        first[target] = values[known[:, target].argmax(), target]
+    return first if before is None else np.where(np.isnan(before), first, before)
 
 
 def _spread(total: Array, squares: Array, count: Array) -> Array:

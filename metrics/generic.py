@@ -139,7 +139,8 @@ def compare(
     _check_drawn(metric, n)
     if not np.array_equal(_label_digests(first), _label_digests(second)):
         raise ValueError("the two runs have different labels: predict on the same dataset, in the same order")
-    runs = [metric.columns(run) for run in (first, second)]
+    own, origin = metric.about(metric.columns(first), {})
+    runs = [own, metric.about(metric.columns(second), origin)[0]]
     if runs[0].keys() != runs[1].keys():
         columns = " and ".join(", ".join(run) for run in runs)
         raise ValueError(f"the predictions of the two runs give different columns, {columns}: use one reducer for both")
@@ -426,7 +427,11 @@ class _GroupScores:
         if self.order is not None:
             check_order(rows[ORDER], self.order)
             rows = {name: column for name, column in rows.items() if name != ORDER}
-        scores = _scores(self.metric, rows, _indicator(self.places))
+        order = np.argsort(self.places, kind="stable")
+        members = np.split(order, np.flatnonzero(np.diff(self.places[order])) + 1)
+        parts = [self.metric.about({name: column[at] for name, column in rows.items()}, {})[0] for at in members]
+        rows = {name: _stack([part[name] for part in parts]) for name in parts[0]}
+        scores = _scores(self.metric, rows, _indicator(self.places[order]))
         return {f"{key}/{name}": value[at] for key, value in scores.items() for at, name in enumerate(self.names)}
 
     def __repr__(self) -> str:
@@ -445,7 +450,7 @@ class _Intervals:
         return self.unit is not None
 
     def __call__(self, rows: Columns) -> dict[str, ArrayLike]:
-        sample = _sample(self.metric, dict(rows), self.unit)
+        sample = _sample(self.metric, dict(self.metric.about(rows, {})[0]), self.unit)
         found = []
         for weights in _resampled(np.random.default_rng(self.seed), sample.counts, self.n):
             spread = weights if sample.unit is None else weights[:, sample.unit]

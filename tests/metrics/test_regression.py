@@ -1,6 +1,8 @@
 import math
+import operator
 import pickle
 import warnings
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from hypothesis.extra.numpy import arrays
 from scipy import stats
 from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score, root_mean_squared_error
 
-from metrics import best_model_kwargs, build, directions, regression
+from metrics import best_model_kwargs, bootstrap, build, by_group, compare, directions, regression
 from metrics._regression import DIRECTIONS
 
 from .evaluations import assert_modes_agree, evaluation, sized
@@ -100,7 +102,7 @@ def test_one_target_may_be_a_column():
 
 def test_a_stack_of_sums_scores_as_each():
     predictions, labels = targets()
-    rows = regression().columns(evaluation(predictions, labels))
+    rows, _ = regression().about(regression().columns(evaluation(predictions, labels)), {})
     weights = np.random.default_rng(1).integers(0, 3, (3, 4, 30))
     stack = regression().scores({name: np.tensordot(weights, column, 1) for name, column in rows.items()})
     for place in np.ndindex(3, 4):
@@ -109,6 +111,86 @@ def test_a_stack_of_sums_scores_as_each():
         assert {key: values[place] for key, values in stack.items()} == pytest.approx(
             {key: expected[key] for key in MOMENTS}, rel=1e-10
         )
+
+
+# --- far from 0 -------------------------------------------------------------------------------------------------------
+
+
+def exact(predictions, labels):
+    """R2 and Pearson's correlation of one target in rational numbers, so that nothing is rounded on the way."""
+    known = labels != MISSING
+    x, y = ([Fraction(value) for value in array[known].tolist()] for array in (predictions, labels))
+    dx, dy = ([value - sum(values) / len(values) for value in values] for values in (x, y))
+    xx, yy, xy = (sum(map(operator.mul, *pair)) for pair in ((dx, dx), (dy, dy), (dx, dy)))
+    squared = sum((a - b) ** 2 for a, b in zip(x, y, strict=True))
+    return {"r2": float(1 - squared / yy), "pearson": float(xy) / math.sqrt(float(xx)) / math.sqrt(float(yy))}
+
+
+def far(mean, samples=48, seed=0):
+    """Targets that differ by 0.15 around `mean`, some missing, the first among them."""
+    generator = np.random.default_rng(seed)
+    labels = mean + generator.normal(0, 0.15, samples)
+    predictions = labels + generator.normal(0, 0.05, samples)
+    labels[[0, 1, 7]] = MISSING
+    return predictions, labels
+
+
+@pytest.mark.parametrize("mean", [0.0, 1e5, -1e7])
+@pytest.mark.parametrize("size", [1, 3, 8, 48])
+def test_a_large_mean_costs_no_digits_in_any_mode(mean, size):
+    predictions, labels = far(mean)
+    scores = {key: value for key, value in truth(predictions, labels).items() if key in MOMENTS} | exact(
+        predictions, labels
+    )
+    bounds = [*range(0, 48, size), 48]
+    assert_modes_agree(sized(regression(), 48), predictions, labels, bounds, scores, rel=1e-12)
+
+
+def test_a_large_mean_costs_no_digits_beside_other_metrics():
+    predictions, labels = far(1e5)
+    joined = build(regression(ranking=True), again=regression())(evaluation(predictions, labels))
+    expected = truth(predictions, labels)
+    assert joined == pytest.approx(expected | {f"again_{key}": expected[key] for key in MOMENTS}, rel=1e-9)
+    streamed = sized(build(regression(), other=regression()), 48)()
+    for at in range(47):
+        streamed(evaluation(predictions[at : at + 1], labels[at : at + 1]), compute_result=False)
+    scores = streamed(evaluation(predictions[47:], labels[47:]))
+    assert scores["other_r2"] == scores["r2"] == pytest.approx(exact(predictions, labels)["r2"], rel=1e-12)
+
+
+def test_sums_from_0_would_lose_the_digits():
+    predictions, labels = far(1e7)
+    x, y = predictions[labels != MISSING], labels[labels != MISSING]
+    from_zero = 1 - ((x - y) ** 2).sum() / ((y * y).sum() - y.sum() ** 2 / len(y))
+    assert from_zero != pytest.approx(exact(predictions, labels)["r2"], rel=1e-3)
+
+
+def test_each_group_keeps_its_digits():
+    sides = [far(mean, seed=seed) for seed, mean in enumerate((0.0, 1e5, -3e6))]
+    predictions, labels = (np.stack(arrays, axis=1).ravel() for arrays in zip(*sides, strict=True))
+    scores = by_group(regression(), ["a", "b", "c"] * 48)(evaluation(predictions, labels))
+    for name, side in zip("abc", sides, strict=True):
+        expected = exact(*side)
+        assert {key: scores[f"{key}/{name}"] for key in expected} == pytest.approx(expected, rel=1e-12)
+
+
+def test_replicates_and_comparisons_keep_their_digits():
+    predictions, labels = far(1e5)
+    near = predictions - 1e5, np.where(labels == MISSING, MISSING, labels - 1e5)
+    intervals = [bootstrap(regression(), n=50)(evaluation(*pair)) for pair in ((predictions, labels), near)]
+    assert intervals[0] == pytest.approx(intervals[1], rel=1e-9)
+    units = [bootstrap(regression(), n=50, unit=list("abcdefgh") * 6)(evaluation(*pair)) for pair in (far(1e5), near)]
+    assert units[0] == pytest.approx(units[1], rel=1e-9)
+    worse = predictions + np.sin(np.arange(48)) / 9
+    found = compare(regression(), evaluation(predictions, labels), evaluation(worse, labels), n=9)
+    expected = exact(predictions, labels)["pearson"] - exact(worse, labels)["pearson"]
+    assert found["pearson_difference"] == pytest.approx(expected, rel=1e-11)
+
+
+def test_a_first_label_far_from_all_others_costs_few_digits():
+    predictions, labels = far(1e5)
+    labels[0], predictions[0] = 0.0, 3.0
+    assert score(predictions, labels)["r2"] == pytest.approx(exact(predictions, labels)["r2"], rel=1e-12)
 
 
 # --- where little is known --------------------------------------------------------------------------------------------
@@ -149,16 +231,6 @@ def test_targets_without_labels_are_left_out_and_constant_predictions_are_not():
     predictions[:, 1] = 3.0
     scores = score(predictions, labels, ranking=True)
     assert all(math.isnan(scores[key]) for key in ("pearson", "spearman", "kendall"))
-
-
-def test_large_means_keep_their_digits_or_count_as_constant():
-    predictions, labels = targets(missing=0.0)
-    for mean, error in ((1e3, 1e-8), (1e4, 1e-6)):
-        expected = truth(predictions + mean, labels + mean)
-        assert score(predictions + mean, labels + mean) == pytest.approx(
-            {key: expected[key] for key in MOMENTS}, rel=error
-        )
-    assert math.isnan(score(predictions + 1e7, labels + 1e7)["r2"])
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
