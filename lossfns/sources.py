@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ._head import head_statistics, head_term_loss, head_top_ids
+from ._head import head_logits, head_statistics, head_term_loss, head_top_ids
 from ._products import Head
 from ._rows import Rows
 from ._term_loss import BoundTerm, bind, term_loss
@@ -39,6 +39,10 @@ class FromLogits:
         """Ids of the `k` largest logits, `(n, k)` int32."""
         return top_ids(self.like, rows, k)
 
+    def logits(self, rows: Rows) -> Tensor:
+        """The given rows of logits, `(n, V)`: some hundred rows, not all."""
+        return self.like.flatten(0, -2)[rows.on_device]
+
     def loss(self, rows: Rows, bound: BoundTerm, count: Tensor, *, overwrite_logits: bool = False) -> Tensor:
         """Sum of a term over the given rows, divided by `count`."""
         return term_loss(self.like, rows, bound, count, overwrite_logits=overwrite_logits)
@@ -61,6 +65,9 @@ class FromHidden:
 
     def top_ids(self, rows: Rows, k: int) -> Tensor:
         return head_top_ids(self.hidden, self.head, rows, k)
+
+    def logits(self, rows: Rows) -> Tensor:
+        return head_logits(self.hidden, self.head, rows)
 
     def loss(self, rows: Rows, bound: BoundTerm, count: Tensor, *, overwrite_logits: bool = False) -> Tensor:
         if overwrite_logits:

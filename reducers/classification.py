@@ -7,6 +7,7 @@ from torch import Tensor
 
 from lossfns._rows import compute_dtype
 from lossfns.alignment import Selector, select_logits
+from lossfns.hidden import HiddenStates
 from lossfns.normalization import accumulator_dtype
 
 from ._reduce import Labels, Logits, label_ids, pair
@@ -75,7 +76,12 @@ def ordinal_ids(logits: Logits, labels: Labels, *, conditional: bool = False, se
 
 @torch.no_grad()
 def confusion_counts(
-    logits: Logits, labels: Labels, *, shift: int | None = None, select: Selector | None = None
+    logits: Logits,
+    labels: Labels,
+    *,
+    shift: int | None = None,
+    select: Selector | None = None,
+    source: HiddenStates | None = None,
 ) -> dict[str, Tensor]:
     """Confusion matrix of each sample: how often each class was taken for each other one.
 
@@ -87,6 +93,7 @@ def confusion_counts(
         labels: class ids `(B,)` or `(B, S)`, -100 where nothing is counted, or a dict with `labels`.
         shift: 0 for token classification; no default for `(B, L, C)` logits.
         select: a function that picks the logits.
+        source: `hidden_states(model)`: read hidden states and head, the logits never exist.
 
     Returns:
         `confusion`: `(B, C * C)` int64, entry `true * C + predicted`; among equal logits the smaller id is predicted.
@@ -100,7 +107,7 @@ def confusion_counts(
         tensor([[0, 1, 0, 0],
                 [0, 0, 0, 0]])
     """
-    opened, pairs = pair(logits, labels, shift, select, None, scorer="confusion_counts")
+    opened, pairs = pair(logits, labels, shift, select, source, scorer="confusion_counts")
     samples, classes = pairs.shape[0], opened.like.shape[-1]
     predicted = opened.statistics(pairs.rows, ("top_id",))["top_id"]
     cells = (pairs.samples * classes + pairs.rows.classes) * classes + predicted

@@ -20,15 +20,12 @@ from ._reduce import Labels, Logits, label_ids, pair
 
 
 @torch.no_grad()
-def segmentation_counts(
-    logits: Logits, labels: Labels, *, num_classes: int, select: Selector | None = None
-) -> dict[str, Tensor]:
+def segmentation_counts(logits: Logits, labels: Labels, *, select: Selector | None = None) -> dict[str, Tensor]:
     """Confusion matrix of each image, from logits interpolated to the labels' size, one image at a time.
 
     Args:
         logits: `(B, C, h, w)`, or the tuple the Trainer hands over.
         labels: class ids `(B, H, W)`, -100 where there is none (`replace_labels(collator, {255: -100})`).
-        num_classes: C.
         select: a function that picks the logits.
 
     Returns:
@@ -40,7 +37,7 @@ def segmentation_counts(
 
     Example:
         >>> logits = torch.tensor([[[[0.0]], [[1.0]]]])
-        >>> segmentation_counts(logits, torch.tensor([[[0, 1], [1, -100]]]), num_classes=2)["confusion"]
+        >>> segmentation_counts(logits, torch.tensor([[[0, 1], [1, -100]]]))["confusion"]
         tensor([[0, 1, 0, 2]])
     """
     ids = label_ids(labels)
@@ -49,17 +46,18 @@ def segmentation_counts(
             f"labels of pixels are (batch, height, width); got {None if ids is None else tuple(ids.shape)}"
         )
     found = select_logits(logits, ids, select)
-    if found.ndim != 4 or found.shape[:2] != (ids.shape[0], num_classes):
-        raise ValueError(f"expected logits ({ids.shape[0]}, {num_classes}, height, width), got {tuple(found.shape)}")
+    if found.ndim != 4 or len(found) != len(ids):
+        raise ValueError(f"expected logits ({len(ids)}, classes, height, width), got {tuple(found.shape)}")
     check_ids(ids)
-    check_range(ids[ids != IGNORED], num_classes)
-    rows = [_image_counts(image, target, num_classes) for image, target in zip(found, ids, strict=True)]
-    return {"confusion": torch.stack(rows) if rows else ids.new_zeros(0, num_classes**2)}
-
-
-def _image_counts(logits: Tensor, labels: Tensor, num_classes: int) -> Tensor:
-    cells = (labels * num_classes + interpolated(logits, labels.shape).argmax(0))[labels != IGNORED]
-    return torch.bincount(cells, minlength=num_classes**2)
+    host, classes = ids.cpu(), found.shape[1]
+    check_range(host[host != IGNORED], classes)
+    counts = torch.zeros(len(ids), classes**2 + 1, dtype=torch.int64, device=ids.device)
+    for image, target, row in zip(found, ids, counts, strict=True):
+        cells = target * classes + interpolated(image, target.shape).argmax(0)
+        # What is ignored has a cell of its own: to select the rest would wait for the device once an image.
+        cells = cells.where(target != IGNORED, classes**2).flatten()
+        row.index_add_(0, cells, torch.ones_like(cells, dtype=torch.int64))
+    return {"confusion": counts[:, :-1]}
 
 
 @torch.no_grad()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from operator import index
 
 import torch
@@ -11,7 +12,6 @@ from torch import Tensor
 from lossfns._rows import compute_dtype
 from lossfns.alignment import IGNORED, Selector
 from lossfns.hidden import HiddenStates
-from lossfns.sources import FromLogits
 
 from ._reduce import Labels, Logits, pair
 
@@ -51,7 +51,13 @@ def label_rank(
 
 @torch.no_grad()
 def answer_logits(
-    logits: Logits, labels: Labels, *, token_ids: Sequence[int], shift: int, select: Selector | None = None
+    logits: Logits,
+    labels: Labels,
+    *,
+    token_ids: Sequence[int],
+    shift: int,
+    select: Selector | None = None,
+    source: HiddenStates | None = None,
 ) -> dict[str, Tensor]:
     """Logits of a few answers where the first label of each sample is predicted, whichever side is padded.
 
@@ -63,6 +69,7 @@ def answer_logits(
         token_ids: the first token of each answer, A of them.
         shift: 1 for causal models, 0 for seq2seq.
         select: a function that picks the logits.
+        source: `hidden_states(model)`: read hidden states and head; only the logits of one place a sample exist.
 
     Returns:
         `probabilities`: `(B, A)` float32 (float64 for float64 logits), among the answers; `ids`: `(B,)` int32, the best
@@ -77,22 +84,23 @@ def answer_logits(
         >>> found["ids"], found["answers"]
         (tensor([0], dtype=torch.int32), tensor([1], dtype=torch.int32))
     """
-    opened, pairs = pair(logits, labels, shift, select, None, scorer="answer_logits")
-    assert isinstance(opened, FromLogits)
-    classes = opened.like.shape[-1]
+    opened, pairs = pair(logits, labels, shift, select, source, scorer="answer_logits")
+    classes, length = opened.like.shape[-1], opened.like[..., 0].shape[1:].numel()
     tokens = list(map(index, token_ids))
     if not tokens or len({*tokens}) < len(tokens) or not all(0 <= token < classes for token in tokens):
         raise ValueError(
             f"token_ids are the first tokens of the answers, 0 to {classes - 1}, each another one; {tokens} came"
         )
-    answers = torch.tensor(tokens, device=opened.like.device)
-    sample = pairs.samples
-    first = torch.ones_like(sample, dtype=torch.bool)
-    first[1:] = sample[1:] != sample[:-1]
-    there, rows = sample[first], pairs.rows.on_device[first]
-    found = opened.like.flatten(0, -2)[rows][:, answers].to(compute_dtype(opened.like.dtype))
+    answers = torch.tensor(tokens).to(opened.like.device, non_blocking=True)
+    rows = pairs.rows
+    sample = rows.index.div(length, rounding_mode="floor")
+    first = sample.diff(prepend=sample.new_tensor([-1])).nonzero().flatten()
+    here = first.to(opened.like.device, non_blocking=True)
+    there = pairs.samples[here]
+    rows = replace(rows, index=rows.index[first], on_device=rows.on_device[here], targets=rows.classes[here])
+    found = opened.logits(rows)[:, answers].to(compute_dtype(opened.like.dtype))
     probabilities = found.new_zeros(pairs.shape[0], len(answers)).index_copy_(0, there, found.softmax(-1))
-    match = pairs.rows.classes[first][:, None] == answers
+    match = rows.classes[:, None] == answers
     best, truth = torch.full((2, pairs.shape[0]), IGNORED, dtype=torch.int32, device=found.device)
     best[there] = found.argmax(-1).int()
     truth[there] = match.int().argmax(1).int().where(match.any(1), IGNORED)

@@ -63,13 +63,12 @@ def _best(start: Tensor, end: Tensor, top_n: int, width: int) -> tuple[Tensor, T
     """Starts, ends and scores of the best spans of one row, `(top_n,)` each."""
     last = F.pad(end, (0, width - 1), value=-torch.inf).unfold(0, width, 1)
     scores = (start[:, None] + last).flatten()
-    order = scores.sort(descending=True, stable=True).indices[:top_n]
-    order = order[scores[order] > -torch.inf]
-    missing = (0, top_n - len(order))
+    best, order = (part[:top_n] for part in scores.sort(descending=True, stable=True))
+    missing, there = (0, top_n - len(order)), best > -torch.inf
     starts = order.div(width, rounding_mode="floor")
     ends = starts + order % width
     return (
-        F.pad(starts, missing, value=IGNORED).int(),
-        F.pad(ends, missing, value=IGNORED).int(),
-        F.pad(scores[order], missing),
+        F.pad(starts.where(there, IGNORED), missing, value=IGNORED).int(),
+        F.pad(ends.where(there, IGNORED), missing, value=IGNORED).int(),
+        F.pad(best.where(there, 0), missing),
     )

@@ -47,7 +47,8 @@ def text_lengths(logits: Logits, labels: Labels, *, lengths: Mapping[str, Tensor
     if unknown.numel():
         raise ValueError(f"label {int(unknown[0])} has no length: the table has {longest} tokens")
     chosen = ids.where(scored, 0)
-    return {name: table.to(ids.device)[chosen].where(scored, 0).sum(1) for name, table in lengths.items()}
+    on_device = {name: table.to(ids.device, non_blocking=True) for name, table in lengths.items()}
+    return {name: table[chosen].where(scored, 0).sum(1) for name, table in on_device.items()}
 
 
 def token_bytes(tokenizer: Any) -> dict[str, Tensor]:

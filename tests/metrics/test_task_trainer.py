@@ -160,7 +160,7 @@ PICTURES = pictures()
 
 
 def pixels(**options):
-    reducer, metric = partial(segmentation_counts, num_classes=4), build(segmentation(4), num_samples=ROWS)
+    reducer, metric = segmentation_counts, build(segmentation(4), num_samples=ROWS)
     return tiny.trainer(
         Pixels(), eval_rows=PICTURES, reducer=reducer, metric=metric, loss=zero, collator=stack, **options
     )

@@ -16,6 +16,7 @@ from lossfns import hidden_states
 from reducers import (
     answer_logits,
     calibration_bins,
+    confusion_counts,
     ctc_greedy,
     embeddings,
     generated,
@@ -83,6 +84,23 @@ def test_answers_stand_where_the_first_label_is_predicted(side):
     assert (found["ids"][3].item(), found["probabilities"][3].tolist()) == (N, [0.0] * 3)  # a row without a label
 
 
+@pytest.mark.parametrize(
+    "reducer", [partial(answer_logits, token_ids=[7, 9, 4], shift=1), partial(confusion_counts, shift=1)]
+)
+def test_answers_and_counts_without_logits(reducer):
+    model = tiny.model("llama").eval()
+    ids = torch.arange(4, 16).view(2, 6)
+    labels = ids.clone()
+    labels[0, :3] = N
+    with torch.no_grad():
+        expected = reducer(model(input_ids=ids).logits, labels)
+        with hidden_states(model) as source:
+            found = reducer(model(input_ids=ids).logits, labels, source=source)
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        assert torch.allclose(found[name].double(), values.double(), rtol=1e-5, atol=0)
+
+
 def test_an_answer_that_is_none_of_them():
     found = answer_logits(normal(1, 3, 11), torch.tensor([[N, 4, 9]]), token_ids=[9, 3], shift=1)
     assert found["answers"].tolist() == [N]
@@ -126,7 +144,7 @@ def test_pixels_are_counted_at_the_labels_size(size):
     logits = normal(3, 5, 4, 4, dtype=torch.float32)
     labels = torch.randint(0, 5, (3, *size), generator=torch.Generator().manual_seed(0))
     labels[0, :2], labels[2] = N, N
-    found = segmentation_counts((torch.tensor(1.0), logits), labels, num_classes=5)["confusion"]
+    found = segmentation_counts((torch.tensor(1.0), logits), labels)["confusion"]
     large = torch.nn.functional.interpolate(logits, size=size, mode="bilinear", align_corners=False)
     for row, (target, best) in enumerate(zip(labels.numpy(), large.argmax(1).numpy(), strict=True)):
         there = target != N
@@ -141,7 +159,7 @@ def test_labels_of_pixels_are_checked():
         (torch.full((2, 2, 2), 255), "label 255 is out of range"),
     ]:
         with pytest.raises(ValueError, match=message):
-            segmentation_counts(normal(2, 5, 2, 2), labels, num_classes=5, select=lambda outputs: outputs)
+            segmentation_counts(normal(2, 5, 2, 2), labels, select=lambda outputs: outputs)
 
 
 def test_vectors():

@@ -627,11 +627,10 @@ REDUCERS = [
     ),
     Entry(
         reducers.segmentation_counts,
-        {"logits": IMAGES, "labels": PIXELS, "num_classes": 3},
+        {"logits": IMAGES, "labels": PIXELS},
         {
             "logits": [*NO_TENSOR, None, PIXELS, ROWS, IMAGES[0], IMAGES[:0]],
             "labels": [*NO_TENSOR, None, PIXELS + 3, PIXELS - 1, PIXELS.float(), PIXELS.bool(), PIXELS[0], {}],
-            "num_classes": [0, 2, 4, "3", None],
         },
     ),
     Entry(
