@@ -16,6 +16,7 @@ from sklearn.metrics import f1_score
 import lossfns
 import metrics
 import reducers
+from lossfns.testing.tasks import Task
 from tests.metrics.test_text import TOKENIZER
 
 
@@ -151,7 +152,53 @@ REAL_TERMS = [  # for regression_loss
 
 # --- reducers --------------------------------------------------------------------------------------------------------
 
+
+def one_label_each(generator, classes):
+    labels = torch.full((4, 8), -100)
+    labels[[0, 1, 2], [4, 7, 1]] = torch.randint(classes, (3,), generator=generator)
+    return torch.randn(4, 8, classes, generator=generator, dtype=torch.float64), labels
+
+
+def images(generator, classes):
+    labels = torch.randint(classes, (4, 6, 10), generator=generator)
+    labels[0, :2] = labels[2] = -100
+    return torch.randn(4, classes, 3, 5, generator=generator), labels
+
+
+def frames(generator, classes):
+    labels = torch.randint(1, classes, (4, 3), generator=generator)
+    logits = torch.randn(4, 9, classes, generator=generator)
+    return logits, {"labels": labels, "input_lengths": torch.tensor([9, 4, 7, 2])}
+
+
+def pairs(generator, classes):
+    """Chosen rows, then rejected ones; the last pair lacks the chosen completion."""
+    labels = torch.randint(classes, (4, 6, 2), generator=generator)
+    labels[:, :2] = labels[1, 4:, 0] = labels[3, :, 0] = -100
+    references = torch.randn(2, 4, generator=generator, dtype=torch.float64)
+    named = zip(("reference_chosen", "reference_rejected"), references, strict=True)
+    return torch.randn(8, 6, classes, generator=generator), {"labels": labels, **dict(named)}
+
+
+def scored_pairs(generator, classes):
+    return torch.randn(8, 1, generator=generator), torch.tensor([0, 0, -100, 0])
+
+
+def starts_and_ends(generator, places):
+    return tuple(torch.randn(2, 4, places, generator=generator)), torch.tensor([[1, 2], [0, 0], [3, 5], [6, 6]])
+
+
+def two_vectors(generator, size):
+    return tuple(torch.randn(2, 4, size, generator=generator)), None
+
+
+def generated_ids(generator, classes):
+    ids = torch.randint(classes, (4, 5), generator=generator)
+    return (ids.masked_fill(torch.arange(5) > torch.tensor([[4], [2], [3], [0]]), -100),), ids[:, :3]
+
+
 CAUSAL = {"task": "causal_lm"}
+ANSWERS = Task("answers", one_label_each, range, sequence=True, shift=1)
 REDUCERS = [
     Entry("argmax", partial(reducers.argmax, shift=1), CAUSAL),
     Entry("argmax", partial(reducers.argmax, shift=0), {"task": "token_classification"}, "of tokens"),
@@ -172,6 +219,19 @@ REDUCERS = [
         reducers.combine(ids=partial(reducers.argmax, shift=1), sums=partial(reducers.sample_sums, shift=1)),
         CAUSAL,
     ),
+    Entry("answer_logits", partial(reducers.answer_logits, token_ids=[6, 0, 3], shift=1), {"task": ANSWERS}),
+    Entry("text_lengths", partial(reducers.text_lengths, lengths={"bytes": torch.arange(20)}, shift=1), CAUSAL),
+    Entry("segmentation_counts", reducers.segmentation_counts, {"task": images}),
+    Entry("ctc_greedy", reducers.ctc_greedy, {"task": frames, "lengths": {9}}),
+    Entry("preference_rewards", partial(reducers.preference_rewards, shift=1), {"task": pairs, "lengths": {6}}),
+    Entry("reward_scores", reducers.reward_scores, {"task": scored_pairs}),
+    Entry("spans", partial(reducers.spans, top_n=4, max_length=3), {"task": starts_and_ends, "lengths": {7}}),
+    Entry(
+        "embeddings",
+        partial(reducers.embeddings, select=lambda found: {"first": found[0], "second": found[1]}),
+        {"task": two_vectors},
+    ),
+    Entry("generated", reducers.generated, {"task": generated_ids, "lengths": {5}}),
 ]
 
 # --- metrics ---------------------------------------------------------------------------------------------------------
@@ -264,7 +324,12 @@ EXCEPTIONS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
             "poisson_nll": "the rate is the exponential of the prediction",
         },
     ),
-    "SMALL_VOCABULARY": (("small",), {"confusion_counts": "one number for each pair of classes: asked for"}),
+    "SMALL_VOCABULARY": (
+        ("small",),
+        dict.fromkeys(("confusion_counts", "segmentation_counts"), "one number for each pair of classes: asked for"),
+    ),
+    "KEEPS_VECTORS": (("small",), {"embeddings": "the vectors themselves are asked for: they are searched later"}),
+    "READS_NO_LOGITS": (("alignment",), {"text_lengths": "how long a label is as text does not depend on the model"}),
     "COLUMNS_ARE_CLASSES": (("padding",), {"multi_label": "the second dimension is the classes, never padded"}),
 }
 
@@ -306,6 +371,7 @@ NOT_CALLED_BY_THE_TRAINER = {
     "decode": "makes texts of ids",
     "to_evaluate": "makes a module of evaluate",
     "TrainingMetrics": "sums of what was trained on",
+    "token_bytes": "prepares an option",
 }
 # Called by the Trainer, and made for outputs or batches that are none of the tasks of the rules.
 OTHER_OUTPUTS = {
@@ -313,25 +379,15 @@ OTHER_OUTPUTS = {
     "info_nce_loss": "reads similarities of a whole batch",
     "triplet_loss": "reads embeddings and compares the samples of a batch",
     "segmentation_loss": "reads images",
-    "segmentation_counts": "reads images",
     "question_answering_loss": "reads the logits of two positions",
-    "spans": "reads the logits of two positions",
     "ctc_loss": "reads frames, whose alignment to the labels it sums over",
-    "ctc_greedy": "reads frames",
     "distillation_loss": "reads a teacher's logits beside the labels",
     "multi_token_loss": "reads several heads",
     "with_auxiliary": "reads a term that the model computes itself",
     "preference_loss": "reads pairs of rows",
-    "preference_rewards": "reads pairs of rows",
     "reward_loss": "reads pairs of rows",
-    "reward_scores": "reads pairs of rows",
     "preferences": "scores pairs of rows",
-    "embeddings": "reads vectors, for retrieval over the whole set",
-    "generated": "reads ids",
     "extractive_qa": "reads spans of given examples",
     "from_evaluate": "wraps a module of evaluate, which it feeds at the end",
     "from_torchmetrics": "wraps an object of torchmetrics, which it feeds at the end",
-    "answer_logits": "reads the first label of each sample only",
-    "text_lengths": "needs the lengths of a tokenizer's tokens",
-    "token_bytes": "reads a tokenizer",
 }
