@@ -64,8 +64,11 @@ def clip_loss(
         >>> clip_loss({"logits_per_text": torch.zeros(3, 3)}, torch.tensor([7, 8, 8]))
         tensor(0.8283)
     """
-    found = select(outputs) if select is not None else _named(outputs, "logits_per_text")
-    return _matching(check_logits(found), labels, num_items_in_batch, symmetric=True)
+    found = check_logits(select(outputs) if select is not None else _named(outputs, "logits_per_text"))
+    if found.ndim != 2 or found.shape[0] != found.shape[1]:
+        raise ValueError(f"similarities must be (batch, batch), got {tuple(found.shape)}")
+    places, ids = _counted(labels, found)
+    return _matching(found[places][:, places], ids, num_items_in_batch, symmetric=True)
 
 
 @uncompiled
@@ -111,10 +114,11 @@ def info_nce_loss(
     queries, keys = map(check_logits, select(outputs))
     if queries.ndim != 2 or queries.shape != keys.shape:
         raise ValueError(f"queries {tuple(queries.shape)} and keys {tuple(keys.shape)} must be (batch, size) both")
+    places, ids = _counted(labels, queries)
     with autocast_off(queries.device):
-        units = [F.normalize(side.to(compute_dtype(side.dtype)), dim=-1) for side in (queries, keys)]
+        units = [F.normalize(side[places].to(compute_dtype(side.dtype)), dim=-1) for side in (queries, keys)]
         similarities = units[0] @ units[1].T / temperature
-    return _matching(similarities, labels, num_items_in_batch, symmetric=symmetric)
+    return _matching(similarities, ids, num_items_in_batch, symmetric=symmetric)
 
 
 def _named(outputs: Outputs, name: str) -> Tensor:
@@ -125,30 +129,32 @@ def _named(outputs: Outputs, name: str) -> Tensor:
     return found
 
 
-def _matching(similarities: Tensor, labels: Labels | None, num_items_in_batch: NumItems, *, symmetric: bool) -> Tensor:
+def _counted(labels: Labels | None, samples: Tensor) -> tuple[Tensor, Tensor]:
+    """Places of the samples that count, and what tells them apart, `(n,)` each on the device of `samples`."""
+    if labels is None:
+        everyone = torch.arange(len(samples), device=samples.device)
+        return everyone, everyone
+    ids, _ = split_labels(labels)
+    check_ids(ids)
+    if ids.shape != samples.shape[:1]:
+        raise ValueError(f"labels {tuple(ids.shape)} must be one id a sample, ({len(samples)},)")
+    ids = ids.to(samples.device)
+    places = (ids != IGNORED).nonzero().flatten()
+    return places, ids[places]
+
+
+def _matching(similarities: Tensor, ids: Tensor, num_items_in_batch: NumItems, *, symmetric: bool) -> Tensor:
     """Cross-entropy of the diagonal, by rows, or by rows and columns; what counts as the same is no negative."""
-    if similarities.ndim != 2 or similarities.shape[0] != similarities.shape[1]:
-        raise ValueError(f"similarities must be (batch, batch), got {tuple(similarities.shape)}")
-    samples = len(similarities)
-    targets = torch.arange(samples, device=similarities.device)
-    if labels is not None:
-        ids = _sample_ids(labels, samples).to(similarities.device)
-        left_out = ids == IGNORED
-        excluded = (ids[:, None] == ids) | left_out[:, None] | left_out
-        similarities = similarities.masked_fill(excluded.fill_diagonal_(False), -torch.inf)
-        targets = targets.masked_fill(left_out, IGNORED)
+    if not len(ids):
+        nothing = similarities.flatten().to(compute_dtype(similarities.dtype))
+        return divide(nothing, item_count(num_items_in_batch, 0, similarities.device))
+    targets = torch.arange(len(ids))
+    same = (ids[:, None] == ids).fill_diagonal_(False)
+    similarities = similarities.masked_fill(same, -torch.inf)
     if symmetric:
         similarities, targets = torch.cat([similarities, similarities.T]), targets.repeat(2)
         num_items_in_batch = None if num_items_in_batch is None else 2 * num_items_in_batch
     return label_loss(FromLogits(similarities), targets, {}, num_items_in_batch, cross_entropy)
-
-
-def _sample_ids(labels: Labels, samples: int) -> Tensor:
-    ids, _ = split_labels(labels)
-    check_ids(ids)
-    if ids.shape != (samples,):
-        raise ValueError(f"labels {tuple(ids.shape)} must be one id a sample, ({samples},)")
-    return ids
 
 
 def batch_hard(distances: Tensor, positive: Tensor, negative: Tensor, margin: float) -> Tensor:
@@ -250,17 +256,15 @@ def triplet_loss(
     embeddings = select_logits(outputs, ids, select)
     if embeddings.ndim != 2:
         raise ValueError(f"embeddings must be (batch, size), got {tuple(embeddings.shape)}; select= picks them")
-    ids = _sample_ids(labels, embeddings.shape[0]).to(embeddings.device)
-    scored = ids != IGNORED
-    both = scored[:, None] & scored
+    places, ids = _counted(labels, embeddings)
     same = ids[:, None] == ids
-    positive, negative = both & same.fill_diagonal_(False), both & (ids[:, None] != ids)
+    positive, negative = same ^ torch.eye(len(ids), dtype=torch.bool, device=ids.device), ~same
     with autocast_off(embeddings.device):
-        x = embeddings.to(compute_dtype(embeddings.dtype))
+        x = embeddings[places].to(compute_dtype(embeddings.dtype))
         # The other mode takes differences of squares: near samples lose their digits, and equal ones their gradient.
         distances = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
         costs = mining(distances, positive, negative, margin) if len(ids) else distances.sum(1)
         if costs.shape != ids.shape:
             raise TypeError(f"mining returned {tuple(costs.shape)} for {len(ids)} anchors, not one cost an anchor")
         costs = costs.where(positive.any(1) & negative.any(1), 0)
-        return divide(costs, item_count(num_items_in_batch, scored.sum(), embeddings.device))
+        return divide(costs, item_count(num_items_in_batch, len(ids), embeddings.device))

@@ -152,6 +152,38 @@ def test_near_embeddings_keep_their_digits():
     assert broken[0, 1].item() != pytest.approx(1e-3, rel=0.5)
 
 
+# --- what is left out ------------------------------------------------------------------------------------------------
+
+LEFT_OUT = [
+    (clip_of, SIMILARITIES, IDS),
+    (lambda x, ids: info_nce_loss((x, x.flip(1)), ids, select=tuple), POINTS, CLASSES),
+    (partial(triplet_loss, mining=batch_hard), POINTS, CLASSES),
+    (partial(triplet_loss, mining=semi_hard), POINTS, CLASSES),
+]
+
+
+@pytest.mark.parametrize("wrong", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize(("loss", "inputs", "ids"), LEFT_OUT, ids=["clip", "info_nce", "batch_hard", "semi_hard"])
+def test_a_sample_that_is_left_out_may_be_anything(loss, inputs, ids, wrong):
+    """Masked afterwards, it would make the gradient of every other sample NaN."""
+    right, left = (inputs.clone().requires_grad_() for _ in range(2))
+    with torch.no_grad():
+        left[ids == N] = wrong
+    values = [loss(leaf, ids) for leaf in (right, left)]
+    gradients = [torch.autograd.grad(value, leaf)[0] for value, leaf in zip(values, (right, left), strict=True)]
+    assert values[0].item() == values[1].item()
+    assert torch.equal(*gradients)
+    assert not gradients[1][ids == N].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_nothing_is_left(dtype):
+    leaf = SIMILARITIES.to(dtype).requires_grad_()
+    value = clip_of(leaf, torch.full((6,), N), 5)
+    assert (value.item(), value.dtype) == (0.0, torch.float32)
+    assert not torch.autograd.grad(value, leaf)[0].any()
+
+
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 
