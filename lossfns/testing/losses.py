@@ -11,6 +11,7 @@ import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import product
 from typing import Any
 from unittest import mock
 
@@ -20,7 +21,7 @@ from torch import Tensor
 from ..alignment import IGNORED
 from ..normalization import NumItems
 from .rules import Check, Finding, Report, Rule, judge, select
-from .tasks import Batch, Extra, Task, find_task, outputs
+from .tasks import Batch, Extra, Task, find_task, outputs, widen
 
 Loss = Callable[..., Tensor]
 Measured = tuple[Tensor, Tensor]  # the loss, the gradient of the logits
@@ -61,7 +62,7 @@ class LossSubject:
 
     def value(self, batch: Batch, count: NumItems) -> Tensor:
         """The loss, called as the Trainer calls it; like a model's own, the logits are no leaf."""
-        return self.loss(outputs(batch.logits.clone()), batch.targets, num_items_in_batch=count)
+        return self.loss(self.task.output(batch.logits.clone()), batch.targets, num_items_in_batch=count)
 
     def live(self, batch: Batch, count: NumItems) -> Measured:
         """The loss with its graph, and the leaf that its gradient reaches."""
@@ -142,7 +143,7 @@ def inputs(loss: LossSubject) -> Iterator[Finding]:
     for count in (torch.tensor(loss.items), torch.tensor(0), torch.full((2, 1), loss.items)):
         logits = loss.batch.logits.clone().requires_grad_().clone()
         targets, before = loss.batch.targets, count.clone()
-        value = loss.loss(outputs(logits), targets, num_items_in_batch=count)
+        value = loss.loss(loss.task.output(logits), targets, num_items_in_batch=count)
         value.sum().backward()  # type: ignore[no-untyped-call]
         yield "logits", logits, loss.batch.logits
         for name, tensor in targets.items() if isinstance(targets, dict) else [("labels", targets)]:
@@ -173,9 +174,9 @@ def every_label(loss: LossSubject) -> Iterator[Finding]:
     for value in loss.task.values(loss.classes):
         moved = False
         for draw in map(loss.draw, _DRAWS):
-            place = loss.task.positions(draw.labels)[3] if loss.task.sequence else (0,)
+            place = loss.task.positions(draw.labels)[3] if loss.task.by_token else (0,)
             draw.labels[place] = value
-            single = draw.only(place) if loss.task.sequence else draw.rows(place)
+            single = draw.only(place) if loss.task.by_token else draw.rows(place)
             moved |= bool(loss.measure(single, 1)[1].any())
         yield f"label {value} alone moves the logits", moved, True
 
@@ -202,21 +203,18 @@ def selects(loss: LossSubject) -> Iterator[Finding]:
     """
     batch, far = _with_far(loss)
     other = batch.logits.clone()
-    (other if other.ndim == far.ndim else other[..., 0])[far] = -torch.inf
+    (other if other.ndim == batch.labels.ndim else other[..., 0])[far] = -torch.inf
     count = loss.count(batch.labels)
     yield from _both("with -inf there", loss.measure(replace(batch, logits=other), count), loss.measure(batch, count))
 
 
 def _with_far(loss: LossSubject) -> tuple[Batch, Tensor]:
-    """A batch and where its logits have nothing to do with any label, whatever a wrong shift would pair."""
-    batch, labels = loss.batch, loss.batch.labels.clone()
+    """A batch and where its logits have nothing to do with any label: in sequences there are such, else a sample is."""
+    labels = loss.batch.labels.clone()
     if not loss.task.sequence:
         labels[-1] = IGNORED
-        return replace(batch, labels=labels), labels == IGNORED
-    scored = (labels != IGNORED).double()[:, None]
-    far = torch.nn.functional.max_pool1d(scored, 2 * loss.task.shift + 3, 1, loss.task.shift + 1)[:, 0] == 0
-    far[:, -1] = False  # a shift after flattening pairs it with the next row
-    return batch, far
+    batch = replace(loss.batch, labels=labels)
+    return batch, loss.task.unread(batch)
 
 
 def reads(loss: LossSubject) -> Iterator[Finding]:
@@ -225,14 +223,15 @@ def reads(loss: LossSubject) -> Iterator[Finding]:
     Fix: shift exactly once, along the sequence, before flattening: logits[:, :-1] belong to labels[:, 1:]; do not shift
     for masked, sequence-to-sequence and token classification models, nor where the collator has done it.
     """
-    rows, width = loss.batch.labels.shape
+    rows, width, *behind = loss.batch.labels.shape
     for row, place in [(0, 3), (0, 1), (0, 0), (1, 0), (0, width - 1), (rows - 1, 2)]:
         found: set[tuple[int, ...]] = set()
         for draw in map(loss.draw, _DRAWS):
             draw.labels[row, place] = 1
             _, gradient = loss.measure(draw.only((row, place)), 1)
             found |= {tuple(position) for position in gradient.abs().sum(-1).nonzero().tolist()}
-        expected = [(row, place - loss.task.shift)] if place >= loss.task.shift else []
+        before = place - loss.task.shift
+        expected = [(row, before, *rest) for rest in product(*map(range, behind))] if before >= 0 else []
         yield f"label {(row, place)} alone reads the logits at", sorted(found), expected
 
 
@@ -246,7 +245,7 @@ def padding(loss: LossSubject) -> Iterator[Finding]:
         labels[:, : loss.task.shift * left] = IGNORED
         batch = replace(loss.batch, labels=labels)
         value, gradient = loss.measure(batch, None)
-        expected = value, torch.nn.functional.pad(gradient, (0, 0, left, right))
+        expected = value, widen(gradient, left, right, 0)
         yield from _both(f"padded on the {side}", loss.measure(loss.task.padded(batch, left, right), None), expected)
 
 
@@ -277,7 +276,7 @@ def additive(loss: LossSubject) -> Iterator[Finding]:
     means over rows, nothing applied to a mean. `(B, 1) - (B,)` broadcasts to `(B, B)`: reshape one of them.
     """
     everyone = [*range(len(loss.batch.labels))]
-    if loss.task.sequence:
+    if loss.task.by_token:
         parts = [(everyone, loss.batch.only(position)) for position in loss.task.positions(loss.batch.labels)]
     else:
         parts = [([row], loss.batch.rows([row])) for row in everyone]
@@ -510,10 +509,11 @@ def loss_rules(
     Args:
         task: `causal_lm`, `masked_lm`, `seq2seq_lm`, `token_classification` (logits `(B, S, classes)`, labels
             `(B, S)`), `classification` (`(B, classes)`, `(B,)`), `multi_label` (`(B, classes)`, labels 0.0 and 1.0 of
-            the same shape) or `regression` (`(B, 1)`, `(B,)`); -100 is a missing label in all of them.
+            the same shape) or `regression` (`(B, 1)`, `(B,)`); -100 is a missing label in all of them. Or a `Task`, for
+            outputs and labels of any other shape.
         classes: number of classes of the logits.
         extras: what else the labels carry, in a dict under these names: functions of the labels that return one tensor
-            of their shape, or `(B,)`.
+            of their shape, `(B, S, ...)` or `(B,)`.
         count: what `num_items_in_batch` counts; None: the labels that are not -100, shifted for a causal model.
         reference: `(logits (n, classes), labels (n,)) -> (n,)`, the cost of each item; adds the rule
             `matches_reference`.

@@ -57,23 +57,44 @@ class Batch:
         return replace(self, labels=labels)
 
 
+def outputs(logits: Any) -> Any:
+    """What a model returns in the Trainer: logits by name, by attribute and by place."""
+    from transformers.modeling_outputs import SequenceClassifierOutput
+
+    return SequenceClassifierOutput(logits=logits)
+
+
 @dataclass(frozen=True)
 class Task:
-    """What a loss or reducer is for.
+    """What a loss or reducer is for: how its batches look, and what the rules may do to one.
 
     Attributes:
-        name: as the user writes it.
-        make: `(labels' generator, classes) -> (logits, labels)`, float64 logits.
+        name: what it is called.
+        make: `(generator, classes) -> (logits, labels)`, of four samples, which stand first: floating logits
+            `(4, ..., classes)` in float64, labels `(4, ...)`, -100 where there is none.
         values: the labels there can be, of a number of classes.
-        sequence: whether labels are `(B, S)` tokens.
+        sequence: whether labels are tokens, `(B, S, ...)`, each with logits at its own place, `(B, S, ..., classes)`:
+            more of them may be padding.
         shift: the label at `i` is predicted by the logit at `i - shift`.
+        whole: whether a sequence is one item, if it has a label in each of its rows `(B, S, rows)`; else each token is.
+        output: what the model returns, made of the logits, with nothing but differentiable functions.
+
+    Example:
+        >>> from lossfns.testing import loss_rules
+        >>> def starts_and_ends(generator, places):
+        ...     labels = torch.tensor([[1, 2], [0, 0], [-100, 3], [2, 5]])
+        ...     return torch.randn(4, 2, places, generator=generator, dtype=torch.float64), labels
+        >>> task = Task("spans", starts_and_ends, output=lambda logits: logits.unbind(1))
+        >>> rules = loss_rules(task)
     """
 
     name: str
     make: Callable[[torch.Generator, int], tuple[Tensor, Tensor]]
-    values: Callable[[int], Sequence[float]]
+    values: Callable[[int], Sequence[float]] = range
     sequence: bool = False
     shift: int = 0
+    whole: bool = False
+    output: Callable[[Tensor], Any] = outputs
 
     def batch(self, classes: int, extras: Mapping[str, Extra] | None = None, seed: int = 0) -> Batch:
         """A batch of four rows of this task: ragged, with prompts and holes, where it has sequences."""
@@ -82,28 +103,49 @@ class Task:
             logits, labels = self.make(torch.Generator().manual_seed(seed), classes)
             return Batch(logits, labels, {name: extra(labels) for name, extra in (extras or {}).items()})
 
-    def items(self, labels: Tensor) -> int:
-        """What the Trainer counts of these labels: those that are not -100, and that a logit predicts."""
-        return int((labels[..., self.shift :] != IGNORED).sum())
+    @property
+    def by_token(self) -> bool:
+        """Is each token an item?"""
+        return self.sequence and not self.whole
 
-    def positions(self, labels: Tensor) -> list[tuple[int, ...]]:
-        """Where the labels are that count."""
+    def scored(self, labels: Tensor) -> Tensor:
+        """Which labels count: those that are not -100, and that a logit predicts."""
         scored = labels != IGNORED
         if self.shift:
             scored[:, : self.shift] = False
-        return [tuple(position) for position in scored.nonzero().tolist()]
+        return scored
+
+    def items(self, labels: Tensor) -> int:
+        """What the Trainer counts of these labels."""
+        scored = self.scored(labels)
+        return int((scored.any(1).reshape(len(labels), -1).all(1) if self.whole else scored).sum())
+
+    def positions(self, labels: Tensor) -> list[tuple[int, ...]]:
+        """Where the labels are that count."""
+        return [tuple(position) for position in self.scored(labels).nonzero().tolist()]
 
     def pairs(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The logits `(n, ...)` that predict a label, and those labels `(n,)`."""
         logits = batch.logits[:, : batch.logits.shape[1] - self.shift] if self.shift else batch.logits
-        labels = batch.labels[..., self.shift :]
+        labels = batch.labels[:, self.shift :] if self.shift else batch.labels
         return logits[labels != IGNORED], labels[labels != IGNORED]
+
+    def unread(self, batch: Batch) -> Tensor:
+        """Index of logits that have nothing to do with any label, whatever a wrong shift would pair."""
+        ignored = batch.labels == IGNORED
+        if not self.sequence:  # by sample, where labels have no logits of their own
+            own = batch.logits.shape[: ignored.ndim] == ignored.shape
+            return ignored if own else ignored.reshape(len(ignored), -1).all(1)
+        columns = (~ignored).double().reshape(*ignored.shape[:2], -1).transpose(1, 2)
+        near = F.max_pool1d(columns, 2 * self.shift + 3, 1, self.shift + 1).transpose(1, 2).reshape(ignored.shape) > 0
+        near[:, -1] = True  # a shift after flattening pairs it with the next row
+        return ~near
 
     def trimmed(self, batch: Batch) -> Batch:
         """The batch without the columns on the right in which no row has a label: as a collator would have made it."""
         if not self.sequence:
             return batch
-        used = (batch.labels != IGNORED).any(0).nonzero()
+        used = (batch.labels != IGNORED).transpose(0, 1).flatten(1).any(1).nonzero()
         width = int(used.max()) + 1 if len(used) else 1
         extras = {name: extra[:, :width] if extra.ndim > 1 else extra for name, extra in batch.extras.items()}
         return Batch(batch.logits[:, :width], batch.labels[:, :width], extras)
@@ -111,16 +153,17 @@ class Task:
     def padded(self, batch: Batch, left: int, right: int) -> Batch:
         """The batch with more columns, as a longer row beside it would have made."""
         noise = torch.Generator().manual_seed(1)
-        rows, _, classes = batch.logits.shape
+        rows, _, *behind = batch.logits.shape
         columns = [
-            torch.randn(rows, width, classes, generator=noise, dtype=torch.float64) * 9 for width in (left, right)
+            torch.randn(rows, width, *behind, generator=noise, dtype=torch.float64) * 9 for width in (left, right)
         ]
-        extras = {name: _pad(extra, left, right) if extra.ndim > 1 else extra for name, extra in batch.extras.items()}
-        return Batch(torch.cat([columns[0], batch.logits, columns[1]], 1), _pad(batch.labels, left, right), extras)
+        extras = {name: widen(extra, left, right) if extra.ndim > 1 else extra for name, extra in batch.extras.items()}
+        return Batch(torch.cat([columns[0], batch.logits, columns[1]], 1), widen(batch.labels, left, right), extras)
 
 
-def _pad(tensor: Tensor, left: int, right: int) -> Tensor:
-    return F.pad(tensor, (left, right), value=IGNORED)
+def widen(tensor: Tensor, left: int, right: int, value: float = IGNORED) -> Tensor:
+    """A tensor `(B, S, ...)` with more columns of one value."""
+    return F.pad(tensor, (0, 0) * (tensor.ndim - 2) + (left, right), value=value)
 
 
 def _tokens(generator: torch.Generator, classes: int) -> tuple[Tensor, Tensor]:
@@ -178,10 +221,3 @@ def find_task(task: str | Task) -> Task:
     if task not in TASKS:
         raise ValueError(f"there is no task {task!r}; the tasks are {', '.join(TASKS)}")
     return TASKS[task]
-
-
-def outputs(logits: Any) -> Any:
-    """What a model returns in the Trainer: logits by name, by attribute and by place."""
-    from transformers.modeling_outputs import SequenceClassifierOutput
-
-    return SequenceClassifierOutput(logits=logits)

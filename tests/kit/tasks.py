@@ -1,0 +1,149 @@
+"""Tasks beyond those that have a name: losses whose outputs or labels are of another shape."""
+
+from dataclasses import replace
+from operator import itemgetter
+
+import torch
+import torch.nn.functional as F
+from transformers.modeling_outputs import QuestionAnsweringModelOutput
+
+from lossfns.testing import Task
+from lossfns.testing.tasks import TASKS
+
+IGNORED = -100
+SCORED = TASKS["masked_lm"].make(torch.Generator(), 7)[1] != IGNORED  # ragged rows, prompts, holes
+
+
+def normal(generator, *shape):
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def choice(generator, classes, *shape, least=0):
+    return torch.randint(least, classes, shape, generator=generator)
+
+
+# --- places ----------------------------------------------------------------------------------------------------------
+
+
+def images(generator, classes):
+    """Of 8 x 2 pixels, with holes; channels last here, before the pixels for a model."""
+    scored = torch.stack([SCORED, SCORED.flip(1)], -1)
+    labels = choice(generator, classes, *scored.shape).masked_fill(~scored, IGNORED)
+    return normal(generator, *scored.shape, classes), labels
+
+
+def coarse_images(generator, classes):
+    logits, labels = images(generator, classes)
+    return logits[:, ::2, :1], labels
+
+
+def channels_first(logits):
+    return {"logits": logits.movedim(-1, 1)}
+
+
+def spans(generator, places):
+    labels = choice(generator, places, 4, 2)
+    labels[1, 0], labels[2, 1] = IGNORED, IGNORED
+    return normal(generator, 4, 2, places), labels
+
+
+def starts_and_ends(logits):
+    return QuestionAnsweringModelOutput(start_logits=logits[:, 0], end_logits=logits[:, 1])
+
+
+def frames(generator, classes):
+    """Eight frames for three labels or fewer, of which 0 is the blank."""
+    labels = choice(generator, classes, 4, 3, least=1)
+    labels[1:, 2], labels[2, 1] = IGNORED, IGNORED
+    return normal(generator, 4, 8, classes), labels
+
+
+IMAGES = Task("images", images, sequence=True, output=channels_first)
+COARSE_IMAGES = Task("coarse images", coarse_images, output=channels_first)
+SPANS = Task("spans", spans, output=starts_and_ends)
+FRAMES = Task("frames", frames, values=lambda classes: range(1, classes))
+
+
+# --- several numbers a target ----------------------------------------------------------------------------------------
+
+
+def targets(generator, classes):
+    labels = normal(generator, 4, 3)
+    labels[1, 2] = IGNORED
+    return normal(generator, 4, 3), labels
+
+
+def means_and_variances(generator, classes):
+    return normal(generator, 4, 2), normal(generator, 4)
+
+
+TARGETS = Task("targets", targets, values=TASKS["regression"].values)
+VARIANCES = Task("means and variances", means_and_variances, values=TASKS["regression"].values)
+
+
+# --- contrasts -------------------------------------------------------------------------------------------------------
+
+
+def two_views(generator, size):
+    return normal(generator, 4, 2, size), choice(generator, 3, 4)
+
+
+def similarities(generator, classes):
+    """Of each sample to four, and which of the four it is."""
+    return torch.stack([2 * normal(generator, 4, 4), torch.eye(4, dtype=torch.float64)], 1), choice(generator, 3, 4)
+
+
+def among_each_other(logits):
+    places = logits[:, 1].argmax(-1)
+    return {"logits_per_text": logits[:, 0][:, places]}
+
+
+def embeddings(generator, size):
+    return normal(generator, 4, size), torch.tensor([0, 2, 0, 2])
+
+
+VIEWS = Task("two views", two_views, output=lambda logits: {"queries": logits[:, 0], "keys": logits[:, 1]})
+SIMILARITIES = Task("similarities", similarities, output=among_each_other)
+EMBEDDINGS = Task("embeddings", embeddings)
+QUERIES_AND_KEYS = itemgetter("queries", "keys")
+
+
+# --- beside a causal model's logits ----------------------------------------------------------------------------------
+
+
+def two_heads(logits):
+    """The second head predicts the same label as the first, one place earlier."""
+    return {"logits": logits, "further": 0.5 * F.pad(logits[:, 1:], (0, 0, 0, 1))}
+
+
+def routed(logits):
+    return {"logits": logits, "aux_loss": torch.tensor(2.0)}
+
+
+TWO_HEADS = replace(TASKS["causal_lm"], name="two heads", output=two_heads)
+ROUTED = replace(TASKS["causal_lm"], name="a mixture of experts", output=routed)
+
+
+# --- pairs -----------------------------------------------------------------------------------------------------------
+
+
+def completions(generator, classes):
+    """A chosen and a rejected completion each, with prompts and pads; one of them is empty."""
+    scored = torch.stack([SCORED, SCORED.roll(1, 0)], -1)
+    scored[2, :, 1] = False
+    labels = choice(generator, classes, *scored.shape).masked_fill(~scored, IGNORED)
+    return normal(generator, *scored.shape, classes), labels
+
+
+def chosen_then_rejected(logits):
+    return {"logits": logits.permute(2, 0, 1, 3).flatten(0, 1)}
+
+
+def rewards(generator, classes):
+    return normal(generator, 4, 2), torch.tensor([0, 0, IGNORED, 0])
+
+
+COMPLETIONS = Task("pairs", completions, sequence=True, shift=1, whole=True, output=chosen_then_rejected)
+REWARDS = Task(
+    "rewards", rewards, values=lambda classes: (0,), output=lambda logits: {"logits": logits.T.reshape(-1, 1)}
+)
