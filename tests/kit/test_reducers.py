@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from reducers.testing import check_reducer, reducer_rules
 
+from . import registry
 from .verdicts import broken_rules
 
 IGNORED = -100
@@ -173,6 +174,141 @@ def test_every_rule_has_something_to_catch():
 @pytest.mark.parametrize("reducer", [right, losses])
 def test_nothing_right_is_blamed(reducer):
     assert all(verdict.comparisons for verdict in check_reducer(reducer).verdicts)
+
+
+# --- batches of one's own ---------------------------------------------------------------------------------------------
+
+SPANS = {"task": registry.starts_and_ends, "lengths": {7}}
+PAIRS = {"task": registry.pairs, "lengths": {6}}
+FRAMES = {"task": registry.frames, "lengths": {9}}
+VECTORS = {"task": registry.two_vectors}
+
+
+def wider(x):
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def both_ends(logits, labels):
+    """The best start and the best end: right."""
+    return {"starts": logits[0].argmax(1), "ends": logits[1].argmax(1)}
+
+
+def ends_of_the_tuple(logits, labels):
+    return both_ends((logits[0], logits[-1]), labels)
+
+
+def every_span(logits, labels):
+    return wider(logits[0])[:, :, None] + wider(logits[1])[:, None]
+
+
+def how_sure(logits, labels):
+    return wider(logits[0]).exp().mean(1)
+
+
+def past_the_mean(logits, labels):
+    return wider(logits[0]).amax(1) - wider(logits[0]).mean()
+
+
+def best_as_bool(logits, labels):
+    return logits[0].argmax(1) == 0
+
+
+def labels_needed(logits, labels):
+    return logits[0].argmax(1) + 0 * len(labels)
+
+
+def in_place(logits, labels):
+    logits[1].clamp_(min=0)
+    return both_ends(logits, labels)
+
+
+def of_rows(logits):
+    """The logits of rows or frames, wherever they stand: right."""
+    return logits if torch.is_tensor(logits) else next(part for part in logits if part.ndim == 3)
+
+
+def margins(logits, labels):
+    """One number a pair out of two rows each: right."""
+    logits = of_rows(logits)
+    chosen, rejected = wider(logits).amax(-1).sum(1).unflatten(0, (2, -1))
+    return (chosen - rejected).where((labels["labels"] != IGNORED).any(1).all(1), 0)
+
+
+def one_number_a_row(logits, labels):
+    return wider(of_rows(logits)).amax((1, 2))
+
+
+def neighbours_as_pairs(logits, labels):
+    chosen, rejected = wider(of_rows(logits)).amax((1, 2)).unflatten(0, (-1, 2)).T
+    return chosen - rejected
+
+
+def where_there_is_a_label(logits, labels):
+    found = {"margins": margins(logits, labels)}
+    return found if (labels["labels"] != IGNORED).any() else {}
+
+
+def of_rounded_frames(logits, labels):
+    return of_rows(logits)[:, :1].logsumexp(-1).float()
+
+
+def frames_of_the_batch(logits, labels):
+    return of_rows(logits).argmax(-1)[:, : int(labels["input_lengths"].max())]
+
+
+def frames_by_numpy(logits, labels):
+    return torch.from_numpy(of_rows(logits).float().numpy()).argmax(-1)
+
+
+def length_of_the_batch(logits, labels):
+    return {"frames": of_rows(logits).argmax(-1), "length": 9}
+
+
+OWN = [
+    (labels_needed, VECTORS, "signature"),
+    (length_of_the_batch, FRAMES, "returns"),
+    (one_number_a_row, PAIRS, "batch_first"),
+    (best_as_bool, SPANS, "dtypes"),
+    (in_place, SPANS, "inputs"),
+    (frames_by_numpy, FRAMES, "device"),
+    (ends_of_the_tuple, SPANS, "tuples"),
+    (where_there_is_a_label, PAIRS, "structure"),
+    (frames_of_the_batch, FRAMES, "shapes"),
+    (every_span, SPANS | {"lengths": ()}, "small"),
+    (past_the_mean, SPANS, "rows"),
+    (neighbours_as_pairs, PAIRS, "rows"),
+    (how_sure, SPANS, "padding"),
+    (of_rounded_frames, FRAMES, "precision"),
+]
+
+
+@pytest.mark.parametrize(("reducer", "batches", "rule"), OWN, ids=lambda value: getattr(value, "__name__", ""))
+def test_each_defect_is_named_in_batches_of_ones_own(reducer, batches, rule):
+    assert broken_rules(reducer, reducer_rules(**batches))[0] == rule
+
+
+def test_every_rule_of_batches_of_ones_own_has_something_to_catch():
+    assert {rule.name for rule in reducer_rules(**SPANS)} == {rule for *_, rule in OWN}
+    assert {rule.name for rule in reducer_rules(**VECTORS)} == {rule for *_, rule in OWN} - {"padding"}
+
+
+@pytest.mark.parametrize(("reducer", "batches"), [(both_ends, SPANS), (margins, PAIRS)])
+def test_nothing_right_is_blamed_in_batches_of_ones_own(reducer, batches):
+    assert all(verdict.comparisons for verdict in check_reducer(reducer, **batches).verdicts)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"task": lambda generator, classes: (torch.zeros(3, classes), None)}, r"at least four samples; got \[3\]"),
+        ({"task": lambda generator, classes: (torch.zeros(6, classes), torch.zeros(4))}, r"got \[4, 6\] rows"),
+        ({"lengths": {8}}, "the tasks of the kit know theirs"),
+        (SPANS | {"extras": {"weights": torch.ones_like}}, "put them into the labels"),
+    ],
+)
+def test_batches_that_are_none_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        reducer_rules(**options)
 
 
 def on_the_device(logits, labels):
