@@ -82,7 +82,8 @@ class Loss:
 
 def stock(batch: Batch) -> Tensor:
     """As in the Trainer: the logits go when the loss returns."""
-    return ForCausalLMLoss(batch.head(batch.hidden), batch.labels, VOCABULARY, torch.tensor(batch.supervised))
+    count = torch.tensor(batch.supervised)
+    return ForCausalLMLoss(batch.head(batch.hidden), batch.labels, batch.head.out_features, count)
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class Given:
     batch: Batch
 
     def read(self, outputs: Any, rows: int) -> tuple[Tensor, Head]:
-        return self.batch.hidden, Head(self.batch.head, VOCABULARY)
+        return self.batch.hidden, Head(self.batch.head, self.batch.head.out_features)
 
 
 def ours(batch: Batch) -> Tensor:
