@@ -7,7 +7,6 @@ are asked, from the most particular defect to the most general.
 from __future__ import annotations
 
 import copy
-import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from ._evaluation import Array, leaves, mapped
 from .directions import DIRECTIONS
 
 if TYPE_CHECKING:
-    from lossfns.testing.rules import Finding, Report, Rule
+    from lossfns.testing.rules import Finding, Refusal, Report, Rule
 
 _SPLITS = ((1,), (1, 2), (2,))  # where an evaluation is cut into batches
 
@@ -67,10 +66,6 @@ class MetricSubject:
         edges = [0, *cuts, self.rows]
         return [self.piece(slice(start, stop)) for start, stop in pairwise(edges)]
 
-    def streams(self) -> bool:
-        """Whether it says that it takes an evaluation step by step."""
-        return "compute_result" in inspect.signature(self.metric).parameters
-
 
 def _tensors(evaluation: Evaluation) -> Evaluation:
     import torch
@@ -86,18 +81,31 @@ def _steps(metric: Callable[..., Any], pieces: Sequence[Evaluation]) -> Any:
     return metric(last, compute_result=True)
 
 
-def _attempt(call: Callable[..., Any], *given: Any) -> dict[str, Any] | None:
-    """Scores, or None where the metric refuses: an error is as right as the right number."""
+def _attempt(call: Callable[..., Any], *given: Any) -> dict[str, Any] | Exception:
+    """Scores, or the error where the metric refuses: it is as right as the right number."""
     try:
         return dict(call(*given))
-    except Exception:
-        return None
+    except Exception as error:
+        return error
 
 
 def _same(what: str, given: Mapping[str, Any], expected: Mapping[str, Any]) -> Iterator[Finding]:
     yield f"{what}, names", sorted(given), sorted(expected)
     for key, value in expected.items():
         yield f"{what}, {key}", given[key], value
+
+
+def _same_or_refused(what: str, given: Mapping[str, Any] | Exception, expected: Mapping[str, Any]) -> Iterator[Finding]:
+    if isinstance(given, Exception):
+        yield _refusal(what, given)
+    else:
+        yield from _same(what, given, expected)
+
+
+def _refusal(what: str, error: Exception) -> Refusal:
+    from lossfns.testing.rules import Refusal
+
+    return Refusal(what, f"{type(error).__name__}: {error}")
 
 
 # --- what comes out --------------------------------------------------------------------------------------------------
@@ -207,8 +215,7 @@ def lists(metric: MetricSubject) -> Iterator[Finding]:
     """
     for cuts in _SPLITS:
         batches = Evaluation(*map(list, zip(*metric.pieces(cuts), strict=True)))
-        if (scores := _attempt(metric.fresh, batches)) is not None:
-            yield from _same(f"cut at {cuts}", scores, metric.whole())
+        yield from _same_or_refused(f"cut at {cuts}", _attempt(metric.fresh, batches), metric.whole())
 
 
 def steps(metric: MetricSubject) -> Iterator[Finding]:
@@ -216,9 +223,9 @@ def steps(metric: MetricSubject) -> Iterator[Finding]:
 
     Fix: add up sums and counts over all steps, and divide in the last one, which `compute_result=True` announces.
     """
-    for cuts in _SPLITS if metric.streams() else ():
-        if (scores := _attempt(_steps, metric.fresh, metric.pieces(cuts))) is not None:
-            yield from _same(f"cut at {cuts}", scores, metric.whole())
+    for cuts in _SPLITS:
+        scores = _attempt(_steps, metric.fresh, metric.pieces(cuts))
+        yield from _same_or_refused(f"cut at {cuts}", scores, metric.whole())
 
 
 def interrupted(metric: MetricSubject) -> Iterator[Finding]:
@@ -227,7 +234,8 @@ def interrupted(metric: MetricSubject) -> Iterator[Finding]:
     Fix: the Trainer does not say where an evaluation starts: know how many samples one has, and clear the sums with
     every result and every error.
     """
-    if not metric.streams() or _attempt(_steps, metric.fresh, metric.pieces((2,))) is None:
+    if isinstance(error := _attempt(_steps, metric.fresh, metric.pieces((2,))), Exception):
+        yield _refusal("steps", error)
         return
 
     def by_steps(subject: Callable[..., Any]) -> Any:
@@ -239,8 +247,8 @@ def interrupted(metric: MetricSubject) -> Iterator[Finding]:
     for again in (by_steps, in_arrays):
         broken = metric.fresh
         broken(_tensors(metric.piece(slice(0, 1))), compute_result=False)
-        if (scores := _attempt(again, broken)) is not None:
-            yield from _same(f"the next one, {again.__name__}", scores, metric.whole())
+        scores = _attempt(again, broken)
+        yield from _same_or_refused(f"the next one, {again.__name__}", scores, metric.whole())
         yield from _same(f"the one after it, {again.__name__}", again(broken), metric.whole())
 
 
@@ -258,7 +266,8 @@ def empty(metric: MetricSubject) -> Iterator[Finding]:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's word for a mean of nothing
                 scores = dict(metric.fresh(evaluation))
-        except ValueError:
+        except ValueError as error:
+            yield _refusal(what, error)
             continue
         for key, value in scores.items():
             yield f"{what}, type of {key}", isinstance(value, float | int), True

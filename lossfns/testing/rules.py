@@ -2,7 +2,8 @@
 
 A rule is a generator function. Its name is the rule's name; its docstring says what must hold and, after "Fix:", how to
 mend what does not; it yields `(what was measured, given, expected)`, with a tolerance behind where the subject's own
-does not fit. Comparing, reporting and raising stand here, once.
+does not fit, or a `Refusal` where an error is as right as the right number. Comparing, reporting and raising stand
+here, once.
 """
 
 from __future__ import annotations
@@ -20,7 +21,22 @@ from numpy.typing import NDArray
 from ..terms import name_of
 
 Array = NDArray[np.float64]
-Finding = tuple[str, Any, Any] | tuple[str, Any, Any, float]
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A function does not do what it was asked for, and says so.
+
+    Attributes:
+        what: it was asked for.
+        reason: it gave.
+    """
+
+    what: str
+    reason: str
+
+
+Finding = tuple[str, Any, Any] | tuple[str, Any, Any, float] | Refusal
 
 
 class Subject(Protocol):
@@ -36,17 +52,25 @@ Check = Callable[[Any], Iterator[Finding]]
 
 @dataclass(frozen=True)
 class Verdict:
-    """A rule that was kept.
+    """A rule that was not broken: kept in all that was compared, the rest refused.
 
     Attributes:
         rule: its name.
         comparisons: how many numbers, tensors or facts were compared.
         difference: the largest difference between two numbers that were equal enough.
+        refusals: what the function refused.
     """
 
     rule: str
     comparisons: int
     difference: float
+    refusals: tuple[Refusal, ...] = ()
+
+    def __str__(self) -> str:
+        parts = [f"{self.comparisons:3} compared, apart by {self.difference:.1e}"] if self.comparisons else []
+        reasons = {refusal.reason: refusal.what for refusal in self.refusals}
+        parts += [f"refused {what}: {reason}" for reason, what in reasons.items()]
+        return "; ".join(parts) or "nothing to compare"
 
 
 @dataclass(frozen=True)
@@ -55,7 +79,7 @@ class Report:
 
     Attributes:
         subject: the function's name.
-        verdicts: what was found, a rule each.
+        verdicts: what was found, a rule each; a rule is kept if something was compared.
         skipped: names of rules that were not asked, and why.
     """
 
@@ -65,8 +89,8 @@ class Report:
 
     def __str__(self) -> str:
         width = max(map(len, [*(verdict.rule for verdict in self.verdicts), *self.skipped]), default=0)
-        lines = [f"{self.subject} keeps {len(self.verdicts)} rules"]
-        lines += [f"  {v.rule:{width}}  {v.comparisons:3} compared, apart by {v.difference:.1e}" for v in self.verdicts]
+        lines = [f"{self.subject} keeps {sum(verdict.comparisons > 0 for verdict in self.verdicts)} rules"]
+        lines += [f"  {verdict.rule:{width}}  {verdict}" for verdict in self.verdicts]
         lines += [f"  {rule:{width}}  skipped: {reason}" for rule, reason in self.skipped.items()]
         return "\n".join(lines)
 
@@ -84,10 +108,14 @@ class Rule:
     subject: Callable[[Any], Subject]
 
     def __call__(self, function: Any) -> Verdict:
-        compared, largest = 0, 0.0
+        compared, largest, refusals = 0, 0.0, []
         try:
             subject = self.subject(function)
-            for what, given, expected, *tolerance in self.check(subject):
+            for finding in self.check(subject):
+                if isinstance(finding, Refusal):
+                    refusals.append(finding)
+                    continue
+                what, given, expected, *tolerance = finding
                 compared += 1
                 difference = distance(given, expected)
                 if difference and not difference <= (tolerance[0] if tolerance else subject.tolerance):
@@ -97,7 +125,7 @@ class Rule:
             raise
         except Exception as error:
             raise AssertionError(self._broken(function, f"raised {type(error).__name__}: {error}")) from error
-        return Verdict(self.name, compared, largest)
+        return Verdict(self.name, compared, largest, tuple(refusals))
 
     @property
     def name(self) -> str:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from lossfns.testing.rules import judge, select
 from metrics.testing import check_metric, metric_rules
 
 from .verdicts import broken_rules
@@ -195,6 +196,29 @@ def test_steps_are_compared_where_there_are_any():
     compared = {verdict.rule: verdict.comparisons for verdict in check_metric(Streaming(), **EVALUATION).verdicts}
     assert compared["steps"]
     assert compared["interrupted"]
+
+
+def test_what_is_refused_is_not_counted_as_kept():
+    report = check_metric(by_sample, **EVALUATION)
+    verdicts = {verdict.rule: verdict for verdict in report.verdicts}
+    assert [rule for rule, verdict in verdicts.items() if not verdict.comparisons] == ["lists", "steps", "interrupted"]
+    assert str(report).startswith("by_sample keeps 9 rules\n")
+    assert "refused cut at (2,): TypeError: by_sample() got an unexpected keyword argument" in str(verdicts["steps"])
+
+
+def test_part_of_a_rule_may_be_refused():
+    verdict = metric_rules(**EVALUATION)[-1](Streaming())
+    assert (verdict.rule, verdict.comparisons, len(verdict.refusals)) == ("empty", 1, 1)
+    assert str(verdict) == "  1 compared, apart by 0.0e+00; refused no sample: ValueError: 0 rows came for 4"
+
+
+def test_a_rule_that_compared_nothing_is_not_counted_either():
+    def vacuous(subject):
+        """Nothing."""
+        yield from ()
+
+    report = judge(by_sample, select([vacuous], lambda function: function, None), None)
+    assert str(report) == "by_sample keeps 0 rules\n  vacuous  nothing to compare"
 
 
 def test_a_direction_can_be_given():

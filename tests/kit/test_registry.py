@@ -60,12 +60,16 @@ def test_terms_in_their_losses(entry):
 
 @pytest.mark.parametrize("entry", registry.REDUCERS, ids=labels)
 def test_reducers(entry):
-    check_reducer(entry.function, **entry.options, skip=entry.skip)
+    report = check_reducer(entry.function, **entry.options, skip=entry.skip)
+    assert all(verdict.comparisons for verdict in report.verdicts)
 
 
 @pytest.mark.parametrize("entry", registry.METRICS, ids=labels)
 def test_metrics(entry):
-    check_metric(entry.function, **entry.options, skip=entry.skip)
+    report = check_metric(entry.function, **entry.options, skip=entry.skip)
+    for verdict in report.verdicts:
+        assert verdict.comparisons or verdict.refusals, verdict.rule
+        assert all(refusal.reason.startswith("ValueError: ") for refusal in verdict.refusals), verdict.rule
 
 
 @pytest.mark.parametrize("entry", [entry for entry in ALL if entry.skip], ids=labels)
