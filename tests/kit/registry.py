@@ -19,6 +19,8 @@ import reducers
 from lossfns.testing.tasks import Task
 from tests.metrics.test_text import TOKENIZER
 
+from . import tasks
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -46,6 +48,7 @@ class Entry:
 # --- losses ----------------------------------------------------------------------------------------------------------
 
 CLASSES = {"task": "classification"}
+LABELS = {"task": "multi_label"}
 WEIGHTS = torch.linspace(0.5, 2.0, 7)
 
 SEQUENCES = {
@@ -53,6 +56,18 @@ SEQUENCES = {
     "extras": {"sequence_ids": torch.zeros_like},  # what count_sequences adds: each row is one
     "count": lambda labels: int((labels[:, 1:] != -100).any(1).sum()),
 }
+
+IMAGES = {"task": tasks.IMAGES}
+VIEWS = {"task": tasks.VIEWS}
+COMPLETIONS = {"task": tasks.COMPLETIONS, "extras": tasks.REFERENCE}
+TAUGHT = {"task": "causal_lm", "extras": tasks.TEACHER_LOGITS}
+TAUGHT_IDS = {"task": "causal_lm", "extras": tasks.TEACHER_IDS}
+TAUGHT_HERE = {"task": "causal_lm", "extras": tasks.TEACHER_INPUTS}
+
+DIVERGENCES = [lossfns.forward_kl, lossfns.reverse_kl, lossfns.jensen_shannon, lossfns.total_variation]
+OBJECTIVES = [lossfns.dpo, lossfns.ipo, lossfns.simpo, lossfns.orpo, lossfns.cpo, lossfns.paired_kto]
+BOTH = lossfns.weighted_sum((0.5, lossfns.cross_entropy), (0.5, lossfns.distilled))
+info_nce = partial(lossfns.info_nce_loss, select=tasks.QUERIES_AND_KEYS)
 
 
 def weighted(weights):
@@ -83,12 +98,64 @@ LOSSES = [
     Entry("classification_loss", partial(lossfns.classification_loss, logit_adjustment=WEIGHTS), CLASSES, "adjusted"),
     Entry("classification_loss", partial(lossfns.classification_loss, margins=WEIGHTS), CLASSES, "with margins"),
     Entry("classification_loss", softened, CLASSES, "soft"),
-    Entry("multi_label_loss", lossfns.multi_label_loss, {"task": "multi_label"}),
-    Entry(
-        "multi_label_loss", partial(lossfns.multi_label_loss, pos_weight=WEIGHTS), {"task": "multi_label"}, "weighted"
-    ),
+    Entry("multi_label_loss", lossfns.multi_label_loss, LABELS),
+    Entry("multi_label_loss", partial(lossfns.multi_label_loss, pos_weight=WEIGHTS), LABELS, "weighted"),
+    Entry("multi_label_loss", partial(lossfns.multi_label_loss, label_smoothing=0.1), LABELS, "smoothed"),
+    Entry("multi_label_loss", partial(lossfns.multi_label_loss, term=lossfns.focal), LABELS, "focal"),
     Entry("ordinal_loss", lossfns.ordinal_loss, CLASSES),
+    Entry("ordinal_loss", partial(lossfns.ordinal_loss, levels=lossfns.corn_levels), CLASSES, "of CORN"),
     Entry("regression_loss", lossfns.regression_loss, {"task": "regression"}),
+    Entry("regression_loss", lossfns.regression_loss, {"task": tasks.TARGETS}, "of several targets"),
+    Entry(
+        "regression_loss",
+        partial(lossfns.regression_loss, term=lossfns.gaussian_nll),
+        {"task": tasks.VARIANCES},
+        "with variances",
+    ),
+    Entry("segmentation_loss", lossfns.segmentation_loss, IMAGES),
+    Entry("segmentation_loss", partial(lossfns.segmentation_loss, dice=0.5), IMAGES, "with dice"),
+    Entry(
+        "segmentation_loss",
+        partial(lossfns.segmentation_loss, dice=0.5),
+        {"task": tasks.COARSE_IMAGES},
+        "of coarse logits",
+    ),
+    Entry("question_answering_loss", lossfns.question_answering_loss, {"task": tasks.SPANS}),
+    Entry("ctc_loss", lossfns.ctc_loss, {"task": tasks.FRAMES}),
+    Entry("ctc_loss", lossfns.ctc_loss, {"task": tasks.FRAMES, "extras": tasks.FRAME_COUNTS}, "of counted frames"),
+    Entry("clip_loss", lossfns.clip_loss, {"task": tasks.SIMILARITIES}),
+    Entry("info_nce_loss", info_nce, VIEWS),
+    Entry("info_nce_loss", partial(info_nce, symmetric=True), VIEWS, "both ways"),
+    Entry("triplet_loss", lossfns.triplet_loss, {"task": tasks.EMBEDDINGS}),
+    Entry(
+        "triplet_loss",
+        partial(lossfns.triplet_loss, mining=lossfns.semi_hard),
+        {"task": tasks.EMBEDDINGS},
+        "of semi-hard triplets",
+    ),
+    Entry(
+        "multi_token_loss",
+        partial(lossfns.multi_token_loss, heads=("logits", "further"), weights=(1.0, 0.3)),
+        {"task": tasks.TWO_HEADS},
+    ),
+    Entry("with_auxiliary", lossfns.with_auxiliary(lossfns.causal_lm_loss, "aux_loss", 0.1), {"task": tasks.ROUTED}),
+    *(
+        Entry("distillation_loss", partial(lossfns.distillation_loss, divergence=by), TAUGHT, f"by {by.__name__}")
+        for by in DIVERGENCES
+    ),
+    Entry("distillation_loss", partial(lossfns.distillation_loss, temperature=2.0), TAUGHT_IDS, "from the best ids"),
+    Entry("distillation_loss", partial(lossfns.distillation_loss, term=BOTH), TAUGHT, "and cross-entropy"),
+    Entry(
+        "distillation_loss",
+        partial(lossfns.distillation_loss, teacher=tasks.Teacher(), temperature=2.0),
+        TAUGHT_HERE,
+        "from a model",
+    ),
+    *(
+        Entry("preference_loss", partial(lossfns.preference_loss, objective=by), COMPLETIONS, f"by {by.__name__}")
+        for by in OBJECTIVES
+    ),
+    Entry("reward_loss", lossfns.reward_loss, {"task": tasks.REWARDS}),
     Entry(
         "add_losses",
         lossfns.add_losses(
@@ -300,15 +367,34 @@ METRICS = [
 
 # --- exceptions ------------------------------------------------------------------------------------------------------
 
+CONTRASTS = [
+    "clip_loss",
+    "info_nce_loss",
+    "info_nce_loss both ways",
+    "triplet_loss",
+    "triplet_loss of semi-hard triplets",
+]
+
 # property: (the rules that it excuses from, {label of an entry: reason})
 EXCEPTIONS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "NOT_ADDITIVE": (
         ("additive", "accumulation"),
-        {"classification_loss by weights": "a weighted mean of the call: torch's, exact in one micro-batch only"},
+        {
+            "classification_loss by weights": "a weighted mean of the call: torch's, exact in one micro-batch only",
+            "preference_loss by paired_kto": "a pair is measured from the mean of the call: the paper's estimate",
+            **dict.fromkeys(CONTRASTS, "the other samples of a call are what each is told from"),
+        },
+    ),
+    "NEEDS_OTHERS": (
+        ("every_label",),
+        dict.fromkeys(CONTRASTS, "a sample alone has nothing to be told from: it costs nothing, whatever its label"),
     ),
     "COUNTS_OTHER_UNITS": (
         ("additive",),
-        {"causal_lm_loss by sequences": "a label costs the less, the more its sequence has: sequences add up"},
+        {
+            "causal_lm_loss by sequences": "a label costs the less, the more its sequence has: sequences add up",
+            "segmentation_loss with dice": "an overlap is a ratio of sums over the pixels of an image: images add up",
+        },
     ),
     "OVERWRITES": (("inputs",), {"causal_lm_loss overwriting": "the logits hold the gradient afterwards: asked for"}),
     "STOPS_GRADIENT": (
@@ -316,12 +402,14 @@ EXCEPTIONS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
         {
             "dft": "the probability that weighs is a constant of the step",
             "eaft": "the entropy that weighs is a constant of the step",
+            "preference_loss by paired_kto": "the point that gains are measured from is a constant of the step",
         },
     ),
     "UNBOUNDED": (
         ("extremes",),
         {
             "poisson_nll": "the rate is the exponential of the prediction",
+            "regression_loss with variances": "the variance is the exponential of a prediction",
         },
     ),
     "SMALL_VOCABULARY": (
@@ -375,17 +463,6 @@ NOT_CALLED_BY_THE_TRAINER = {
 }
 # Called by the Trainer, and made for outputs or batches that are none of the tasks of the rules.
 OTHER_OUTPUTS = {
-    "clip_loss": "reads similarities of a whole batch",
-    "info_nce_loss": "reads similarities of a whole batch",
-    "triplet_loss": "reads embeddings and compares the samples of a batch",
-    "segmentation_loss": "reads images",
-    "question_answering_loss": "reads the logits of two positions",
-    "ctc_loss": "reads frames, whose alignment to the labels it sums over",
-    "distillation_loss": "reads a teacher's logits beside the labels",
-    "multi_token_loss": "reads several heads",
-    "with_auxiliary": "reads a term that the model computes itself",
-    "preference_loss": "reads pairs of rows",
-    "reward_loss": "reads pairs of rows",
     "preferences": "scores pairs of rows",
     "extractive_qa": "reads spans of given examples",
     "from_evaluate": "wraps a module of evaluate, which it feeds at the end",

@@ -5,6 +5,7 @@ from operator import itemgetter
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 from transformers.modeling_outputs import QuestionAnsweringModelOutput
 
 from lossfns.testing import Task
@@ -61,6 +62,8 @@ def frames(generator, classes):
 IMAGES = Task("images", images, sequence=True, output=channels_first)
 COARSE_IMAGES = Task("coarse images", coarse_images, output=channels_first)
 SPANS = Task("spans", spans, output=starts_and_ends)
+FRAME_COUNTS = {"input_lengths": lambda labels: torch.tensor([8, 7, 5, 6])[: len(labels)]}
+
 FRAMES = Task("frames", frames, values=lambda classes: range(1, classes))
 
 
@@ -120,6 +123,34 @@ def routed(logits):
     return {"logits": logits, "aux_loss": torch.tensor(2.0)}
 
 
+def teacher_logits(labels):
+    return normal(torch.Generator().manual_seed(5), *labels.shape, 7)
+
+
+def best_ids(labels):
+    return teacher_logits(labels).topk(3).indices
+
+
+def best_log_probs(labels):
+    return teacher_logits(labels).log_softmax(-1).topk(3).values
+
+
+class Teacher(nn.Module):
+    """A frozen model that looks logits up."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(teacher_logits(torch.zeros(7)), requires_grad=False)
+        self.eval()
+
+    def forward(self, input_ids):
+        return {"logits": self.table[input_ids.clamp(min=0)]}
+
+
+TEACHER_LOGITS = {"teacher_logits": teacher_logits}
+TEACHER_IDS = {"teacher_ids": best_ids, "teacher_log_probs": best_log_probs}
+TEACHER_INPUTS = {"teacher_input_ids": lambda labels: labels.clamp(min=0)}
+
 TWO_HEADS = replace(TASKS["causal_lm"], name="two heads", output=two_heads)
 ROUTED = replace(TASKS["causal_lm"], name="a mixture of experts", output=routed)
 
@@ -139,9 +170,19 @@ def chosen_then_rejected(logits):
     return {"logits": logits.permute(2, 0, 1, 3).flatten(0, 1)}
 
 
+def of_pairs(start, step):
+    return lambda labels: start + step * torch.arange(len(labels))
+
+
 def rewards(generator, classes):
     return normal(generator, 4, 2), torch.tensor([0, 0, IGNORED, 0])
 
+
+REFERENCE = {
+    "pair_ids": of_pairs(0, 1),
+    "reference_chosen": of_pairs(-25.0, -0.5),
+    "reference_rejected": of_pairs(-24.0, 0.25),
+}
 
 COMPLETIONS = Task("pairs", completions, sequence=True, shift=1, whole=True, output=chosen_then_rejected)
 REWARDS = Task(
