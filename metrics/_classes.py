@@ -107,11 +107,18 @@ def check_probabilities(probabilities: Array, shape: tuple[int, ...], *, softmax
         )
 
 
-def tally(active: Array, cells: Array, width: int, values: Array | None = None) -> Any:
+def row_starts(active: Array) -> Array:
+    """Return where the entries of each sample begin among those that count, `active`, and where the last ones end."""
+    starts = np.zeros(len(active) + 1, sparse.get_index_dtype(maxval=active.size))
+    np.cumsum(per_sample(active), out=starts[1:])
+    return starts
+
+
+def tally(starts: Array, cells: Array, width: int, values: Array | None = None) -> Any:
     """Return per sample how often each cell occurs, or the sum of `values` there.
 
     Args:
-        active: bool (samples, ...), which entries count.
+        starts: what `row_starts` returns, (samples + 1,).
         cells: the cell of each entry that counts, in order, 0 to `width` - 1.
         width: number of cells.
         values: one for each cell; None: 1.
@@ -119,10 +126,8 @@ def tally(active: Array, cells: Array, width: int, values: Array | None = None) 
     Returns:
         `csr_array` (samples, width), int64 or the dtype of `values`.
     """
-    starts = np.zeros(len(active) + 1, sparse.get_index_dtype(maxval=len(cells)))
-    np.cumsum(per_sample(active), out=starts[1:])
     data = np.ones(len(cells), np.int64) if values is None else values
-    return sparse.csr_array((data, cells, starts), shape=(len(active), width))
+    return sparse.csr_array((data, cells, starts), shape=(len(starts) - 1, width))
 
 
 def per_sample(entries: Array) -> Array:
@@ -134,12 +139,6 @@ def per_sample(entries: Array) -> Array:
 def chosen(entries: Array, where: Array) -> Array:
     """Return `entries[where]`, without a copy where all are chosen."""
     return entries.reshape(-1, *entries.shape[where.ndim :]) if where.all() else entries[where]
-
-
-def pair_cells(labels: Array, ids: Array, num_classes: int) -> Array:
-    """Return the place of each pair in a confusion matrix, rows one after the other."""
-    cells = np.multiply(labels, num_classes, dtype=sparse.get_index_dtype(maxval=num_classes**2), casting="unsafe")
-    return np.add(cells, ids, out=cells, casting="unsafe")
 
 
 def _check_range(what: str, ids: Array, num_classes: int, hint: str) -> None:

@@ -20,13 +20,14 @@ from ._classes import (
     label_ids,
     missing,
     named_predictions,
-    pair_cells,
     per_sample,
     predicted_ids,
+    row_starts,
     tally,
 )
 from ._evaluation import Array, Columns
 from ._metric import Metric, build, ratio
+from .confusion import Counts
 
 # The columns read here and the reducers that return them: a contract between the two packages.
 COLUMNS = {"confusion": "confusion_counts", "ids": "argmax", "probabilities": "probabilities"}
@@ -179,8 +180,9 @@ def class_counts(predictions: Any, labels: Any, *, num_classes: int) -> Columns:
         num_classes: number of classes C.
 
     Returns:
-        `confusion` (B, C * C) int64; with probabilities, in float64, `labels` (B,) counted, `log_loss` and `brier_loss`
-        (B,) sums over them, and `calibration` (B, 15) sums of confidence minus correctness.
+        `hits`, `actual`, `predicted` (B, C) int64: how often each class is right, true and predicted; with
+        probabilities, in float64, `labels` (B,) counted, `log_loss` and `brier_loss` (B,) sums over them, and
+        `calibration` (B, 15) sums of confidence minus correctness.
 
     Raises:
         TypeError, ValueError: labels, ids or probabilities are none.
@@ -196,12 +198,11 @@ def class_counts(predictions: Any, labels: Any, *, num_classes: int) -> Columns:
         ids = scored.argmax(-1) if ids is None else ids
         columns = _probability_sums(scored, chosen(labels, active), active)
     if "confusion" in found:
-        return {"confusion": _checked_confusion(found["confusion"], num_classes), **columns}
+        return {**_counts_of_cells(found["confusion"], num_classes), **columns}
     if ids is None:
         sources = ", ".join(f"{name} (reducers.{source})" for name, source in COLUMNS.items())
         raise missing(f"predicted ids, or a dict with one of the columns {sources}", predictions)
-    cells = pair_cells(chosen(labels, active), ids, num_classes)
-    return {"confusion": tally(active, cells, num_classes**2), **columns}
+    return {**_counts_of_pairs(active, chosen(labels, active), ids, num_classes), **columns}
 
 
 def class_scores(sums: Columns, *, names: tuple[str, ...], averages: tuple[str, ...], positive: int) -> Columns:
@@ -216,11 +217,10 @@ def class_scores(sums: Columns, *, names: tuple[str, ...], averages: tuple[str, 
     Returns:
         Scores of the stack's shape.
     """
-    counts = sums["confusion"]
-    matrix = counts.reshape(*counts.shape[:-1], len(names), len(names))
-    scores = confusion.agreement(matrix)
+    counts = Counts(*(sums[name] for name in Counts._fields))
+    scores = confusion.agreement(counts)
     for average in averages:
-        values = confusion.precision_recall_f1(matrix, average=average, positive=positive)
+        values = confusion.precision_recall_f1(counts, average=average, positive=positive)
         scores |= _named(values, average, names)
     if "labels" in sums:
         scores |= {name: ratio(sums[name], sums["labels"]) for name in ("log_loss", "brier_loss")}
@@ -258,17 +258,28 @@ def _probability_sums(probabilities: Array, labels: Array, active: Array) -> Col
         "labels": per_sample(active),
         "log_loss": summed(-np.log(np.maximum(probabilities[entry, labels], SMALLEST))),
         "brier_loss": summed(brier),
-        "calibration": tally(active, bins, CALIBRATION_BINS, gaps),
+        "calibration": tally(row_starts(active), bins, CALIBRATION_BINS, gaps),
     }
 
 
-def _checked_confusion(counts: Array, num_classes: int) -> Array:
-    if counts.shape[1:] != (num_classes**2,) or (counts.size and not counts.min() >= 0):
+def _counts_of_pairs(active: Array, labels: Array, ids: Array, num_classes: int) -> Columns:
+    """Return the counts a sample of labels and ids, both of the entries that count only."""
+    starts = row_starts(active)
+    return {
+        "hits": tally(starts, labels, num_classes, (labels == ids).astype(np.int64)),
+        "actual": tally(starts, labels, num_classes),
+        "predicted": tally(starts, ids, num_classes),
+    }
+
+
+def _counts_of_cells(cells: Array, num_classes: int) -> Columns:
+    """Return the counts a sample of confusion matrices (B, C * C)."""
+    if cells.shape[1:] != (num_classes**2,) or (cells.size and not cells.min() >= 0):
         raise ValueError(
-            f"the column 'confusion' has shape {counts.shape}: it must hold counts (B, {num_classes**2}), true class x "
+            f"the column 'confusion' has shape {cells.shape}: it must hold counts (B, {num_classes**2}), true class x "
             f"predicted class in rows of {num_classes}, as reducers.confusion_counts returns"
         )
-    return counts
+    return confusion.counts_of(cells.reshape(-1, num_classes, num_classes))._asdict()
 
 
 # --- any number of classes a sample -----------------------------------------------------------------------------------
@@ -295,7 +306,7 @@ def label_counts(predictions: Any, labels: Any, *, thresholds: tuple[float, ...]
     samples = known.any(1)
     own = confusion.scores_of_counts((actual & predicted).sum(1), predicted.sum(1), actual.sum(1))
     return {
-        "confusion": tally(known, cells, len(thresholds) * 4),
+        "confusion": tally(row_starts(known), cells, len(thresholds) * 4),
         "samples": samples,
         "subset": samples & (actual == predicted).all(1),
         **own,
@@ -315,12 +326,11 @@ def label_scores(sums: Columns, *, names: tuple[str, ...], averages: tuple[str, 
     """
     counts = sums["confusion"]
     matrices = counts.reshape(*counts.shape[:-1], len(names), 2, 2)
-    pooled = matrices.sum(-3)
-    known = matrices.sum((-2, -1)) > 0
-    classes = _of_each_class(matrices)
+    pooled, known = matrices.sum(-3), matrices.sum((-2, -1))
+    classes = _of_yes(matrices)
     values: dict[str, Callable[[], Columns]] = {
-        "micro": lambda: confusion.precision_recall_f1(pooled, average="binary"),
-        "macro": lambda: {score: confusion.mean_where(value, known) for score, value in classes.items()},
+        "micro": lambda: _of_yes(pooled),
+        "macro": lambda: {score: confusion.mean_where(value, known > 0) for score, value in classes.items()},
         "samples": lambda: {score: ratio(sums[score], sums["samples"]) for score in confusion.SCORES},
         "per_class": lambda: classes,
     }
@@ -328,7 +338,7 @@ def label_scores(sums: Columns, *, names: tuple[str, ...], averages: tuple[str, 
     for average in averages:
         scores |= _named(values[average](), average, names)
     scores["subset_accuracy"] = ratio(sums["subset"], sums["samples"])
-    return {**scores, "hamming_loss": 1 - confusion.agreement(pooled)["accuracy"]}
+    return {**scores, "hamming_loss": ratio(pooled[..., 0, 1] + pooled[..., 1, 0], known.sum(-1))}
 
 
 def label_ranks(predictions: Any, labels: Any, *, num_classes: int) -> Columns:
@@ -361,11 +371,9 @@ def _label_pairs(predictions: Any, labels: Any, num_classes: int) -> tuple[Array
     return *label_pairs(probabilities, labels, num_classes), probabilities.astype(np.float64)
 
 
-def _of_each_class(matrices: Array) -> Columns:
-    if matrices.ndim > 3:
-        return confusion.precision_recall_f1(matrices, average="binary")
-    each = [confusion.precision_recall_f1(matrix, average="binary") for matrix in matrices]
-    return {score: np.array([values[score] for values in each]) for score in confusion.SCORES}
+def _of_yes(matrices: Array) -> Columns:
+    """Return precision, recall and F1 of the second class of each 2 x 2 matrix, NaN where it counts nothing."""
+    return confusion.precision_recall_f1(confusion.counts_of(matrices), average="binary")
 
 
 # --- both -------------------------------------------------------------------------------------------------------------

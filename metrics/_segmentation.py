@@ -3,8 +3,6 @@
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-import numpy as np
-
 from ._classes import class_names
 from ._classification import class_counts
 from ._evaluation import Columns
@@ -36,6 +34,7 @@ def segmentation(num_classes: int | None = None, *, id2label: Mapping[int, str] 
     Amount of Ecologic Association Between Species", 1945.
 
     Example:
+        >>> import numpy as np
         >>> from types import SimpleNamespace
         >>> labels, ids = np.array([[[0, 0, 1, -100]]]), np.array([[[0, 1, 1, 1]]])
         >>> segmentation(2)(SimpleNamespace(predictions=ids, label_ids=labels))["mean_iou"]
@@ -54,16 +53,14 @@ def pixel_scores(sums: Columns, *, names: Sequence[str]) -> Columns:
     """Return the scores that `segmentation` lists.
 
     Args:
-        sums: `confusion` (..., C * C): a stack of evaluations, or one.
+        sums: `hits`, `actual`, `predicted` (..., C): a stack of evaluations, or one.
         names: of the classes.
 
     Returns:
         Scores (...).
     """
-    counts = sums["confusion"]
-    matrix = counts.reshape(*counts.shape[:-1], len(names), len(names))
-    hits, areas = np.diagonal(matrix, axis1=-2, axis2=-1), matrix.sum(-1) + matrix.sum(-2)
+    hits, areas = sums["hits"], sums["actual"] + sums["predicted"]
     values = {"iou": ratio(hits, areas - hits), "dice": ratio(2 * hits, areas)}
     scores = {f"mean_{name}": mean_where(value, areas > 0) for name, value in values.items()}
     scores |= {f"{name}/{label}": value[..., at] for name, value in values.items() for at, label in enumerate(names)}
-    return {**scores, "pixel_accuracy": ratio(hits.sum(-1), matrix.sum((-2, -1)))}
+    return {**scores, "pixel_accuracy": ratio(hits.sum(-1), sums["actual"].sum(-1))}

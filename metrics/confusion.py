@@ -1,18 +1,17 @@
-"""Scores of confusion matrices: of one by scikit-learn, of stacks by the same definitions, vectorised.
+"""Scores of classes, from three counts a class: how often it was right, true and predicted.
 
-A matrix counts `[..., true, predicted]`. One is scored by scikit-learn, one row a cell that is not empty, weighted by
-its count, so that its cost does not depend on the number of labels. Whoever has many (replicates, groups) passes a
-stack. Where both are undefined or zero they agree: 0 / 0 is 0.0 in precision, recall and F1, as scikit-learn's default
-is; a matrix without counts scores NaN.
+No score here needs more of the confusion matrix than its diagonal and its margins: thousands of classes cost thousands
+of numbers. All are the scores of scikit-learn, vectorised over stacks of evaluations (replicates, groups): 0 / 0 is 0.0
+in precision, recall and F1, as its default is; without any label a score is NaN.
 """
 
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-from sklearn import metrics as sklearn_metrics
 
 from ._evaluation import Array, Columns
 from ._metric import ratio
@@ -21,14 +20,39 @@ SCORES = ("precision", "recall", "f1")
 AVERAGES = ("binary", "macro", "micro", "weighted", "per_class")
 
 
-def agreement(matrix: Array) -> Columns:
+class Counts(NamedTuple):
+    """Counts of classes, (..., C) each: a stack of evaluations, or one.
+
+    Attributes:
+        hits: right predictions, the diagonal of a confusion matrix `[true, predicted]`.
+        actual: labels, its sums over the predictions.
+        predicted: predictions, its sums over the labels.
+    """
+
+    hits: Array
+    actual: Array
+    predicted: Array
+
+    @property
+    def occurs(self) -> Array:
+        """Whether a class is in the labels or in the predictions."""
+        occurs: Array = self.actual + self.predicted > 0
+        return occurs
+
+
+def counts_of(matrix: Array) -> Counts:
+    """Return the counts of a confusion matrix `[..., true, predicted]`, or of a stack of them."""
+    return Counts(np.diagonal(matrix, axis1=-2, axis2=-1), matrix.sum(-1), matrix.sum(-2))
+
+
+def agreement(counts: Counts) -> Columns:
     """Return accuracy, balanced accuracy, Matthews' correlation and Cohen's kappa.
 
     Balanced accuracy is the mean recall of the classes that occur in the labels. The correlation is 0.0 where labels or
     predictions are constant, as in scikit-learn; kappa is NaN where both are the same constant.
 
     Args:
-        matrix: counts (..., C, C), `[..., true, predicted]`.
+        counts: of the classes.
 
     Returns:
         Arrays (...) called accuracy, balanced_accuracy, matthews_correlation, cohen_kappa.
@@ -38,29 +62,28 @@ def agreement(matrix: Array) -> Columns:
     agreement for nominal scales", 1960.
 
     Example:
-        >>> {key: float(value) for key, value in agreement(np.array([[3, 1], [0, 4]])).items()}["accuracy"]
+        >>> float(agreement(counts_of(np.array([[3, 1], [0, 4]])))["accuracy"])
         0.875
     """
-    if matrix.ndim > 2:
-        return _agreement_of_stack(matrix)
-    functions = {
-        "accuracy": sklearn_metrics.accuracy_score,
-        "balanced_accuracy": sklearn_metrics.balanced_accuracy_score,
-        "matthews_correlation": sklearn_metrics.matthews_corrcoef,
-        "cohen_kappa": sklearn_metrics.cohen_kappa_score,
+    # Squares of counts stay exact up to 9e7 labels.
+    hits, actual, predicted = (np.asarray(values, np.float64) for values in counts)
+    total, right = actual.sum(-1), hits.sum(-1)
+    chance = (actual * predicted).sum(-1)
+    spread = (total**2 - (actual**2).sum(-1)) * (total**2 - (predicted**2).sum(-1))
+    correlation = np.where(spread == 0, 0.0, ratio(right * total - chance, np.sqrt(spread)))
+    return {
+        "accuracy": ratio(right, total),
+        "balanced_accuracy": mean_where(ratio(hits, actual), actual > 0),
+        "matthews_correlation": np.where(total == 0, np.nan, correlation),
+        "cohen_kappa": 1 - ratio((total - right) * total, total**2 - chance),
     }
-    if not matrix.any():
-        return dict.fromkeys(functions, np.array(np.nan))
-    true, predicted, counts = _cells(matrix)
-    with quiet():
-        return {name: np.asarray(score(true, predicted, sample_weight=counts)) for name, score in functions.items()}
 
 
-def precision_recall_f1(matrix: Array, *, average: str, positive: int = 1) -> Columns:
+def precision_recall_f1(counts: Counts, *, average: str, positive: int = 1) -> Columns:
     """Return precision, recall and F1 under an average.
 
     Args:
-        matrix: counts (..., C, C), `[..., true, predicted]`.
+        counts: of the classes.
         average: "binary" for class `positive` alone, "micro" over the counts of all classes, "macro" and "weighted" (by
             the number of labels) over those that occur in labels or predictions, "per_class" for each, NaN for a class
             that occurs in neither.
@@ -72,27 +95,21 @@ def precision_recall_f1(matrix: Array, *, average: str, positive: int = 1) -> Co
     Source: C. J. van Rijsbergen, "Information Retrieval", 1979.
 
     Example:
-        >>> float(precision_recall_f1(np.array([[3, 1], [0, 4]]), average="binary")["precision"])
+        >>> float(precision_recall_f1(counts_of(np.array([[3, 1], [0, 4]])), average="binary")["precision"])
         0.8
     """
-    if matrix.ndim > 2:
-        return _averaged_stack(matrix, average, positive)
-    if not matrix.any():
-        return dict.fromkeys(SCORES, np.full(len(matrix) if average == "per_class" else (), np.nan))
-    true, predicted, counts = _cells(matrix)
-    *values, _ = sklearn_metrics.precision_recall_fscore_support(
-        true,
-        predicted,
-        labels={"binary": [positive], "per_class": range(len(matrix))}.get(average),
-        average=None if average in {"binary", "per_class"} else average,
-        sample_weight=counts,
-        zero_division=0,
-    )
-    if average == "binary":
-        values = [value[0] for value in values]
-    if average == "per_class":
-        values = [np.where(_occurs(matrix), value, np.nan) for value in values]
-    return {name: np.asarray(value) for name, value in zip(SCORES, values, strict=True)}
+    occurs = counts.occurs
+    if average == "micro":
+        counts = Counts(*(values.sum(-1) for values in counts))
+    averages: dict[str, Callable[[Array], Array]] = {
+        "binary": lambda values: np.where(occurs.any(-1), values[..., positive], np.nan),
+        "macro": lambda values: mean_where(values, occurs),
+        "micro": lambda values: np.where(occurs.any(-1), values, np.nan),
+        "weighted": lambda values: ratio((values * counts.actual).sum(-1), counts.actual.sum(-1)),
+        "per_class": lambda values: np.where(occurs, values, np.nan),
+    }
+    values = scores_of_counts(counts.hits, counts.predicted, counts.actual)
+    return {name: averages[average](value) for name, value in values.items()}
 
 
 def scores_of_counts(hits: ArrayLike, predicted: ArrayLike, actual: ArrayLike) -> Columns:
@@ -124,43 +141,3 @@ def quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-
-
-def _cells(matrix: Array) -> tuple[Array, Array, Array]:
-    true, predicted = matrix.nonzero()
-    return true, predicted, matrix[true, predicted]
-
-
-def _occurs(matrix: Array) -> Array:
-    occurs: Array = matrix.sum(-1) + matrix.sum(-2) > 0
-    return occurs
-
-
-def _agreement_of_stack(matrix: Array) -> Columns:
-    counts = matrix.astype(np.float64)  # squares of counts stay exact up to 9e7 labels
-    hits, actual, predicted = np.diagonal(counts, axis1=-2, axis2=-1), counts.sum(-1), counts.sum(-2)
-    total, right = actual.sum(-1), hits.sum(-1)
-    chance = (actual * predicted).sum(-1)
-    spread = (total**2 - (actual**2).sum(-1)) * (total**2 - (predicted**2).sum(-1))
-    correlation = np.where(spread == 0, 0.0, ratio(right * total - chance, np.sqrt(spread)))
-    return {
-        "accuracy": ratio(right, total),
-        "balanced_accuracy": mean_where(ratio(hits, actual), actual > 0),
-        "matthews_correlation": np.where(total == 0, np.nan, correlation),
-        "cohen_kappa": 1 - ratio((total - right) * total, total**2 - chance),
-    }
-
-
-def _averaged_stack(matrix: Array, average: str, positive: int) -> Columns:
-    hits, actual, predicted = np.diagonal(matrix, axis1=-2, axis2=-1), matrix.sum(-1), matrix.sum(-2)
-    occurs = _occurs(matrix)
-    if average == "micro":
-        hits, actual, predicted = (counts.sum(-1) for counts in (hits, actual, predicted))
-    averages: dict[str, Callable[[Array], Array]] = {
-        "binary": lambda values: np.where(occurs.any(-1), values[..., positive], np.nan),
-        "macro": lambda values: mean_where(values, occurs),
-        "micro": lambda values: np.where(occurs.any(-1), values, np.nan),
-        "weighted": lambda values: ratio((values * actual).sum(-1), actual.sum(-1)),
-        "per_class": lambda values: np.where(occurs, values, np.nan),
-    }
-    return {name: averages[average](values) for name, values in scores_of_counts(hits, predicted, actual).items()}

@@ -1,6 +1,7 @@
 import itertools
 import math
 import pickle
+import tracemalloc
 import warnings
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import sparse
 
 import reducers
-from metrics import best_model_kwargs, build, classification, directions, multi_label
+from metrics import best_model_kwargs, bootstrap, build, by_group, classification, directions, multi_label
 from metrics._classification import COLUMNS
 from metrics._keys import find
 
@@ -100,7 +101,8 @@ def test_stacks_of_matrices_score_as_in_scikit_learn(num_classes, seed):
     stack = generator.integers(0, 4, (2, 5, num_classes, num_classes)) * (generator.random((2, 5, 1, 1)) < 0.9)
     stack[0, 0, 1:] = stack[0, 1, :, 1:] = 0  # one class in the labels, one in the predictions
     stack[1, 0, :, 0] = stack[1, 0, 0] = 0  # an absent class
-    found = classification(num_classes, average=AVERAGES).scores({"confusion": stack.reshape(2, 5, -1)})
+    counts = {"hits": np.einsum("...ii->...i", stack), "actual": stack.sum(-1), "predicted": stack.sum(-2)}
+    found = classification(num_classes, average=AVERAGES).scores(counts)
     for place in np.ndindex(2, 5):
         here = {key: values[place] for key, values in found.items()}
         matrix = stack[place]
@@ -119,7 +121,8 @@ def test_binary_scores_one_class(pos_label):
     expected = sk.precision_recall_fscore_support(labels, ids, average="binary", pos_label=place)[:3]
     scores = score(metric, ids, labels)
     assert [scores[name] for name in SCORES] == list(expected)
-    stack = metric.scores({"confusion": np.array([sk.confusion_matrix(labels, ids).ravel()] * 2)})
+    columns = metric.columns(evaluation({"confusion": sk.confusion_matrix(labels, ids).reshape(1, 4)}, labels[:1]))
+    stack = metric.scores({name: np.repeat(column, 2, axis=0) for name, column in columns.items()})
     assert [stack[name][1] for name in SCORES] == list(expected)
 
 
@@ -274,14 +277,39 @@ def test_a_sample_weighs_as_often_as_it_is_drawn():
     ids, labels = tokens()
     metric = classification(3)
     rows = metric.columns(evaluation(ids, labels))
-    assert sparse.issparse(rows["confusion"])
-    assert rows["confusion"].dtype == np.int64
-    assert rows["confusion"].nnz <= (labels != IGNORED).sum()
+    for column in rows.values():
+        assert sparse.issparse(column)
+        assert column.dtype == np.int64
+        assert column.nnz <= (labels != IGNORED).sum()
     weights = np.random.default_rng(0).integers(0, 3, (4, 6))
     stack = metric.scores({name: weights @ column for name, column in rows.items()})
     for place, times in enumerate(weights):
         again = score(metric, ids.repeat(times, axis=0), labels.repeat(times, axis=0))
         assert {key: values[place] for key, values in stack.items()} == same(again)
+
+
+def many_classes(size=2000, num_classes=30_000):
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, num_classes, size)
+    return num_classes, labels, np.where(generator.random(size) < 0.6, labels, generator.integers(0, 9, size))
+
+
+def test_thousands_of_classes_cost_no_matrix():
+    num_classes, labels, ids = many_classes()
+    metric = build(classification(num_classes), num_samples=len(labels))
+    tracemalloc.start()
+    scores = stream(metric, np.split(ids, 8), np.split(labels, 8))
+    intervals = bootstrap(classification(num_classes), n=20)(evaluation(ids, labels))
+    groups = by_group(classification(num_classes), np.arange(len(labels)) % 2)(evaluation(ids, labels))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 400 * 8 * num_classes  # numbers a class, of which one matrix has 30,000
+    occurring = np.unique([labels, ids], return_inverse=True)[1].reshape(2, -1)  # scikit-learn's matrix is smaller so
+    expected = sklearn_scores(*occurring, 0)
+    assert scores == same({key: expected[key] for key in scores})
+    assert intervals["accuracy_low"] <= scores["accuracy"] <= intervals["accuracy_high"]
+    half = slice(None, None, 2)
+    assert groups["matthews_correlation/0"] == same(sk.matthews_corrcoef(labels[half], ids[half]))
 
 
 # --- where little is known --------------------------------------------------------------------------------------------

@@ -201,7 +201,7 @@ def test_samples_with_equal_statistics_are_drawn_as_one():
     sample = generic._sample(metric, metric.columns(evaluation(np.tile(IDS, 100), np.tile(LABELS, 100))), None)
     pairs, counts = np.unique(np.stack([LABELS, IDS]), axis=1, return_counts=True)
     assert sorted(sample.counts) == sorted(100 * counts)
-    assert sample.columns["confusion"].shape == (pairs.shape[1], 9)
+    assert sample.columns["actual"].shape == (pairs.shape[1], 3)
 
 
 @pytest.mark.parametrize("metric", [classification(3), SPEARMAN, regression()])
