@@ -1,6 +1,7 @@
 # make test    lint, types, tests and doctests
 # make demo    the project on a real model, with a table and a picture of what it saves
 # make bench   time and memory beside the stock loss
+# make peers   other people's losses, 1 GB, for a `make bench` after it to compare with
 # Each does its own set-up, once, in .venv and .data; `make clean` undoes it.
 #
 # PYTHON=python3.12     any Python from 3.11 on
@@ -22,7 +23,7 @@ export PIP_RETRIES ?= 10
 OFFLINE := HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
 .DELETE_ON_ERROR:
-.PHONY: help test lint demo bench setup data clean
+.PHONY: help test lint demo bench peers setup data clean
 
 help:
 	@sed -n '/^# \{0,1\}/!q; s/^# \{0,1\}//p' Makefile
@@ -41,6 +42,8 @@ demo: data
 
 bench: data
 	$(OFFLINE) $(BIN)/python -m benchmarks
+
+peers: $(DATA)/.peers
 
 setup: $(VENV)/.packages
 
@@ -81,4 +84,8 @@ $(DATA)/.archives: requirements/archives.txt requirements/sources.txt | $(VENV)/
 # The quantised model is converted once (15 seconds); afterwards it loads in a tenth of a second.
 $(DATA)/.models: | $(VENV)/.packages $(VENV)/.data
 	$(OFFLINE) $(BIN)/python -m benchmarks.assets
+	@touch $@
+
+$(DATA)/.peers: requirements/peers.txt | $(VENV)/.packages
+	$(PIP) install --quiet --no-deps --upgrade --target $(DATA)/peers --requirement requirements/peers.txt
 	@touch $@
