@@ -51,6 +51,9 @@ class Metric:
         summands: what is summed in place of the columns, where their sums would lose too many digits:
             `(columns, origin)` -> columns about an origin, and the origin. The origin that comes is empty at the start
             of an evaluation, and then what the last call returned; where something was summed it has to stay.
+        by_position: whether the metric belongs to the rows of the whole evaluation, one after the other, so that it
+            can't be computed on some of them.
+        by_draw: whether a sample may count several times, or stand beside its own of another run.
         num_samples: how many samples an evaluation has; a result over another number raises.
 
     Raises:
@@ -72,6 +75,8 @@ class Metric:
     directions: Mapping[str, bool | None] = field(hash=False)
     whole: str | None = None
     summands: Summands | None = None
+    by_position: bool = False
+    by_draw: bool = True
     num_samples: int | None = None
     _running: dict[bool, _Totals] = field(default_factory=dict, init=False, compare=False)
 
@@ -275,6 +280,8 @@ def build(*metrics: Metric, num_samples: int | None = None, **named: Metric) -> 
         directions=directions,
         whole="; ".join(reasons) or None,
         summands=_JoinedSummands(summands) if any(summands) else None,
+        by_position=any(metric.by_position for _, metric in parts),
+        by_draw=all(metric.by_draw for _, metric in parts),
         num_samples=counts[0] if counts else None,
     )
 
@@ -326,16 +333,6 @@ class _JoinedScore:
     """The scores of all parts: prefix of the keys, place of the statistics, metric."""
 
     parts: tuple[tuple[str, int, Metric], ...]
-
-    @property
-    def by_position(self) -> bool:
-        """Whether a part belongs to the rows of the whole evaluation, one after the other."""
-        return any(getattr(metric.score, "by_position", False) for _, _, metric in self.parts)
-
-    @property
-    def by_draw(self) -> bool:
-        """Whether all parts can be computed on samples drawn several times, or out of two runs."""
-        return all(getattr(metric.score, "by_draw", True) for _, _, metric in self.parts)
 
     def __call__(self, sums: Columns) -> dict[str, ArrayLike]:
         whole = any(metric.whole for _, _, metric in self.parts)

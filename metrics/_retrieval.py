@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import index
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -126,6 +126,7 @@ def partner_retrieval(ks: Sequence[int] = (1, 10), *, queries: str = "queries", 
         score=PartnerScores(ks),
         directions=dict.fromkeys(("mrr", *(f"recall_at_{k}" for k in ks)), True),
         whole="each query is compared with the documents of all samples",
+        by_draw=False,
     )
 
 
@@ -148,7 +149,6 @@ class PartnerScores:
     """The scores that `partner_retrieval` lists, from the columns of `vectors`."""
 
     ks: tuple[int, ...]
-    by_draw: ClassVar[bool] = False
 
     def __call__(self, rows: Columns) -> Columns:
         queries, documents = rows["queries"], rows["documents"]

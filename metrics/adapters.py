@@ -78,7 +78,7 @@ def from_evaluate(
 
     Raises:
         ValueError: an unknown kind, or no script at the path.
-        TypeError: in the call: floats, where the module takes integers.
+        TypeError: neither a metric of `evaluate` nor a path; in the call: floats, where the module takes integers.
 
     Example:
         >>> import evaluate
@@ -92,25 +92,28 @@ def from_evaluate(
         if not Path(module).exists():
             raise ValueError(f"there is no script {str(module)!r} here: metrics are never downloaded; give a path")
         module = _import_evaluate().load(str(module), keep_in_memory=True)
+    _check_methods(module, "a loaded metric of evaluate or the path of its script", "features", "add_batch", "compute")
     return _adapted(_Evaluated(module, dict(options or {}), tuple(directions)), kind, directions)
 
 
 def from_torchmetrics(
     module: Any, *, kind: Kind, greater_is_better: bool | None = None, name: str | None = None
 ) -> Metric:
-    """Turn a torchmetrics object that computes one number into a metric of the Trainer.
+    """Turn a torchmetrics object into a metric of the Trainer.
 
     Args:
         module: a `torchmetrics.Metric`; it is copied, so that its own state stays as it is.
         kind: as for `from_sklearn`.
         greater_is_better: the direction; None: what the object says.
-        name: the key; None: the name of its class.
+        name: the key; None: the name of its class. Where the object computes several numbers, as one for each class,
+            their keys are `{name}_{place}`, or `{name}_{key}` where it names them.
 
     Returns:
         A metric that needs all rows at once; NaN without any label.
 
     Raises:
         ValueError: an unknown kind.
+        TypeError: not an object of `torchmetrics.Metric`; in the call: it computes something else than numbers.
 
     Example:
         >>> from torchmetrics.classification import BinaryAccuracy
@@ -118,9 +121,11 @@ def from_torchmetrics(
         >>> metric(SimpleNamespace(predictions=np.array([1, 1]), label_ids=np.array([1, 0])))
         {'BinaryAccuracy': 0.5}
     """
+    one = "a torchmetrics.Metric (of a MetricCollection one after the other, in build())"
+    _check_methods(module, one, "higher_is_better", "reset", "update", "compute")
     key = name or type(module).__name__
     better = module.higher_is_better if greater_is_better is None else greater_is_better
-    return _adapted(_Updated(module, key), kind, {key: better})
+    return _adapted(_Updated(module, key), kind, {key: better, f"{key}_{{part}}": better})
 
 
 def to_evaluate(metric: Metric, *, kind: Kind) -> Any:
@@ -249,17 +254,35 @@ class _Updated:
         module = copy.deepcopy(self.module)
         module.reset()
         module.update(torch.from_numpy(predictions.copy()), torch.from_numpy(labels.copy()))
-        return {self.key: module.compute().item()}
+        return self._named(module.compute())
+
+    def _named(self, computed: Any) -> dict[str, ArrayLike]:
+        several = computed if isinstance(computed, Mapping) else {}
+        if getattr(computed, "ndim", 0) == 1:
+            several = dict(enumerate(computed))
+        found = {f"{self.key}_{part}": value for part, value in several.items()} or {self.key: computed}
+        if any(getattr(value, "ndim", None) != 0 for value in found.values()):
+            raise TypeError(
+                f"{self.key} computes {describe(computed) if isinstance(computed, tuple | list) else found}; the "
+                "Trainer logs single numbers. Choose an average, or subclass it to return a few of them by name"
+            )
+        return {name: value.item() for name, value in found.items()}
 
 
 def _adapted(compute: Any, kind: Kind, directions: Mapping[str, bool | None]) -> Metric:
     _check_kind(kind)
     return Metric(
         statistics=partial(labelled_values, kind=kind),
-        score=_Whole(compute, tuple(directions), kind == "probabilities"),
+        score=_Whole(compute, tuple(key for key in directions if "{" not in key), kind == "probabilities"),
         directions=directions,
         whole=REASON,
     )
+
+
+def _check_methods(module: Any, wanted: str, *names: str) -> None:
+    if isinstance(module, type) or not all(hasattr(module, name) for name in names):
+        came = f"the class {module.__name__}" if isinstance(module, type) else f"a {type(module).__name__}"
+        raise TypeError(f"the adapter takes {wanted}; {came} came")
 
 
 def _check_kind(kind: str) -> None:

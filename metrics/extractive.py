@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -32,7 +32,6 @@ class Questions:
     offsets: tuple[Array, ...] = field(repr=False)
     null_threshold: float
     order: Array | None = field(repr=False)
-    by_position: ClassVar[bool] = True
 
     def __call__(self, rows: Columns) -> dict[str, ArrayLike]:
         """Return the scores that `extractive_qa` lists, from the columns of all features."""
@@ -106,7 +105,8 @@ def extractive_qa(
         A metric that needs all rows at once.
 
     Raises:
-        ValueError: no feature, or one of an unknown example.
+        ValueError: no feature, or one of an unknown example; a row lacks a column, or has other things in it.
+        TypeError: examples or features are no rows.
 
     Source: P. Rajpurkar, R. Jia, P. Liang, "Know What You Don't Know: Unanswerable Questions for SQuAD", 2018.
 
@@ -119,7 +119,8 @@ def extractive_qa(
         >>> extractive_qa(examples, features)(found)["exact_match"]
         1.0
     """
-    examples, features = list(examples), list(features)
+    examples = _rows("examples", examples, ("id", "context", "answers"))
+    features = _rows("features", features, ("example_id", "offset_mapping"))
     places = {example["id"]: place for place, example in enumerate(examples)}
     unknown = [feature["example_id"] for feature in features if feature["example_id"] not in places]
     if unknown or not features:
@@ -128,7 +129,7 @@ def extractive_qa(
     positions = [[feature[name] for name in POSITIONS] for feature in features] if ordered else None
     questions = Questions(
         contexts=tuple(example["context"] for example in examples),
-        answers=tuple(tuple(example["answers"]["text"]) for example in examples),
+        answers=tuple(_texts(example["answers"]) for example in examples),
         example_of=np.array([places[feature["example_id"]] for feature in features]),
         offsets=tuple(_offsets(feature["offset_mapping"]) for feature in features),
         null_threshold=null_threshold,
@@ -137,7 +138,12 @@ def extractive_qa(
     statistics: Statistics = _spans_and_order if ordered else span_columns
     reason = "windows are matched with questions by their place in the whole evaluation"
     return Metric(
-        statistics=statistics, score=questions, directions=DIRECTIONS, whole=reason, num_samples=len(features)
+        statistics=statistics,
+        score=questions,
+        directions=DIRECTIONS,
+        whole=reason,
+        by_position=True,
+        num_samples=len(features),
     )
 
 
@@ -164,8 +170,28 @@ def _spans_and_order(predictions: Any, labels: Any) -> Columns:
     return {**span_columns(predictions, labels), "order": digests(labels)}
 
 
-def _offsets(pairs: Iterable[Any]) -> Array:
-    return np.array([(-1, -1) if pair is None else tuple(pair) for pair in pairs], np.int64).reshape(-1, 2)
+def _rows(what: str, rows: Any, columns: tuple[str, ...]) -> list[Mapping[str, Any]]:
+    if not isinstance(rows, Iterable):
+        raise TypeError(f"{what} are rows with {', '.join(columns)}, as of a dataset; a {type(rows).__name__} came")
+    found = list(rows)
+    for place, row in enumerate(found):
+        if not isinstance(row, Mapping) or any(column not in row for column in columns):
+            has = ", ".join(map(str, row)) if isinstance(row, Mapping) else f"a {type(row).__name__}"
+            raise ValueError(f"{what} are rows with {', '.join(columns)}; row {place} has {has}")
+    return found
+
+
+def _texts(answers: Any) -> tuple[str, ...]:
+    if not isinstance(answers, Mapping) or "text" not in answers:
+        raise ValueError(f"answers are a dict with the list 'text', empty where there is none; {answers!r} came")
+    return tuple(answers["text"])
+
+
+def _offsets(pairs: Any) -> Array:
+    try:
+        return np.array([(-1, -1) if pair is None else tuple(pair) for pair in pairs], np.int64).reshape(-1, 2)
+    except (TypeError, ValueError) as error:
+        raise ValueError("offset_mapping is a pair of characters for each token, None off the context") from error
 
 
 def _mean(values: Array) -> float:

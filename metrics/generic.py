@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -58,6 +58,7 @@ def by_group(metric: Metric, groups: Sequence[Any], *, labels: Sequence[Any] | N
         score=_GroupScores(metric, tuple(names.tolist()), places, None if labels is None else digests(labels)),
         directions={f"{key}/{name}": better for key, better in metric.directions.items() for name in names},
         whole="groups belong to the rows of the whole evaluation",
+        by_position=True,
         num_samples=len(groups),
     )
 
@@ -94,6 +95,7 @@ def bootstrap(metric: Metric, *, n: int = 1000, unit: Sequence[Any] | None = Non
         score=_Intervals(metric, n, None if unit is None else tuple(unit), seed),
         directions={f"{key}_{end}": better for key, better in metric.directions.items() for end in ("low", "high")},
         whole="the bootstrap draws from the rows of the whole evaluation",
+        by_position=unit is not None,
         num_samples=metric.num_samples if unit is None else len(unit),
     )
 
@@ -383,7 +385,7 @@ def _label_digests(eval_pred: EvalPrediction) -> Array:
 
 def _check_divisible(metric: Metric) -> None:
     check_metric(metric)
-    if getattr(metric.score, "by_position", False):
+    if metric.by_position:
         raise ValueError(
             "this metric belongs to the rows of the whole evaluation, one after the other, and can't be computed on "
             "some of them. For groups with intervals: by_group(bootstrap(metric), groups)"
@@ -392,7 +394,7 @@ def _check_divisible(metric: Metric) -> None:
 
 def _check_drawn(metric: Metric, n: int) -> None:
     _check_divisible(metric)
-    if not getattr(metric.score, "by_draw", True):
+    if not metric.by_draw:
         raise ValueError(
             "this metric compares each sample with all others, and one that is drawn twice would compete with itself: "
             "leave it out of bootstrap() and compare()"
@@ -421,7 +423,6 @@ class _GroupScores:
     names: tuple[str, ...]
     places: Array
     order: Array | None
-    by_position: ClassVar[bool] = True
 
     def __call__(self, rows: Columns) -> dict[str, ArrayLike]:
         if self.order is not None:
@@ -444,10 +445,6 @@ class _Intervals:
     n: int
     unit: tuple[Any, ...] | None
     seed: int
-
-    @property
-    def by_position(self) -> bool:
-        return self.unit is not None
 
     def __call__(self, rows: Columns) -> dict[str, ArrayLike]:
         sample = _sample(self.metric, dict(self.metric.about(rows, {})[0]), self.unit)

@@ -65,6 +65,7 @@ def token_bytes(tokenizer: Any) -> dict[str, Tensor]:
 
     Raises:
         ValueError: a vocabulary whose tokens do not say what text they stand for (WordPiece).
+        TypeError: not a tokenizer.
 
     Source:
         Radford et al.: Language Models are Unsupervised Multitask Learners (2019), section 2.2, for the alphabet.
@@ -76,6 +77,8 @@ def token_bytes(tokenizer: Any) -> dict[str, Tensor]:
         >>> token_bytes(tokenizer)["bytes"], token_bytes(tokenizer)["characters"]
         (tensor([4, 1, 1]), tensor([4, 1, 0]))
     """
+    if not (hasattr(tokenizer, "get_vocab") and hasattr(tokenizer, "all_special_ids")):
+        raise TypeError(f"token_bytes takes a tokenizer of transformers, not {type(tokenizer).__name__}")
     vocabulary: dict[str, int] = tokenizer.get_vocab()
     special = set(tokenizer.all_special_ids)
     # Either mark may also be a letter of the other kind of vocabulary: a Maltese one, a name of a special token.

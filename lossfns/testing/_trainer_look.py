@@ -176,7 +176,7 @@ def _scores(seen: Look, batch: Mapping[str, Any]) -> Any:
 
 def by_position(metric: Any) -> bool:
     """Does this metric belong to the rows of the whole evaluation, one after the other?"""
-    return bool(getattr(getattr(metric, "score", None), "by_position", False))
+    return bool(getattr(metric, "by_position", False))
 
 
 @dataclass

@@ -12,6 +12,7 @@ from scipy import stats
 from sklearn.metrics import accuracy_score, average_precision_score, f1_score, log_loss, mean_absolute_error
 
 from metrics import (
+    best_model_kwargs,
     bootstrap,
     build,
     by_group,
@@ -150,13 +151,48 @@ def test_objects_of_torchmetrics():
     expected = f1_score(LABELS[THERE], IDS[THERE], average="macro")
     for _ in range(2):
         assert metric(evaluation(IDS, LABELS))["f1"] == pytest.approx(expected, rel=1e-6)
-    assert metric.directions == {"f1": True}
+    assert best_model_kwargs("f1", metric) == {"metric_for_best_model": "f1", "greater_is_better": True}
     assert not own.update_called
     error = from_torchmetrics(torchmetrics.MeanAbsoluteError(), kind="scores")
-    assert error.directions == {"MeanAbsoluteError": False}
+    assert best_model_kwargs("MeanAbsoluteError", error)["greater_is_better"] is False
+
+
+def test_several_numbers_of_an_object_of_torchmetrics_have_names():
     by_class = torchmetrics.classification.MulticlassAveragePrecision(3, average=None)
-    with pytest.raises(RuntimeError, match="3 elements"):
-        from_torchmetrics(by_class, kind="probabilities")(evaluation(PROBABILITIES, LABELS))
+    scores = from_torchmetrics(by_class, kind="probabilities", name="ap")(evaluation(PROBABILITIES, LABELS))
+    expected = [average_precision_score(LABELS[THERE] == k, PROBABILITIES[THERE][:, k]) for k in range(3)]
+    assert scores == pytest.approx({f"ap_{place}": value for place, value in enumerate(expected)}, rel=1e-6)
+    named = torchmetrics.wrappers.ClasswiseWrapper(by_class, labels=["x", "y", "z"], prefix="of_")
+    metric = from_torchmetrics(named, kind="probabilities", name="ap", greater_is_better=True)
+    assert metric(evaluation(PROBABILITIES, LABELS)) == pytest.approx(
+        dict(zip(("ap_of_x", "ap_of_y", "ap_of_z"), expected, strict=True)), rel=1e-6
+    )
+    assert best_model_kwargs("eval_ap_of_x", metric)["greater_is_better"]
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (torchmetrics.classification.MulticlassConfusionMatrix(3), "single numbers"),
+        (torchmetrics.classification.MulticlassROC(3), "single numbers"),
+    ],
+)
+def test_what_is_no_number_of_torchmetrics_is_refused(module, message):
+    kind, predictions = ("ids", IDS) if "Confusion" in type(module).__name__ else ("probabilities", PROBABILITIES)
+    with pytest.raises(TypeError, match=message):
+        from_torchmetrics(module, kind=kind)(evaluation(predictions, LABELS))
+
+
+def test_what_is_no_metric_of_another_library_is_refused():
+    for module in (
+        3,
+        torchmetrics.MeanAbsoluteError,
+        torchmetrics.MetricCollection([torchmetrics.MeanAbsoluteError()]),
+    ):
+        with pytest.raises(TypeError, match="takes a torchmetrics"):
+            from_torchmetrics(module, kind="ids")
+    with pytest.raises(TypeError, match="takes a loaded metric of evaluate"):
+        from_evaluate(3, kind="ids", directions={"share": True})
 
 
 def test_ours_as_those_of_evaluate():

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+import torchmetrics
 from torch import nn
 
 import lossfns
@@ -741,7 +742,7 @@ REDUCERS = [
     Entry(
         reducers.token_bytes,
         {"tokenizer": SimpleNamespace(get_vocab=lambda: {"\u0120a": 0}, all_special_ids=[])},
-        {"tokenizer": [SimpleNamespace(get_vocab=lambda: {"##a": 0}, all_special_ids=[])]},
+        {"tokenizer": [SimpleNamespace(get_vocab=lambda: {"##a": 0}, all_special_ids=[]), None, "text", LOGITS]},
     ),
 ]
 
@@ -930,7 +931,20 @@ BUILDERS = [
         {"id2label": [{}, {0: "O"}, {0: "O", 1: "X-A"}, {0: "", 1: "O"}, ["O"], None], "scheme": ["other", None, 3]},
     ),
     Entry(
-        metrics.extractive_qa, {"examples": EXAMPLES, "features": FEATURES}, {"examples": [[], 3], "features": [[], 3]}
+        metrics.extractive_qa,
+        {"examples": EXAMPLES, "features": FEATURES},
+        {
+            "examples": [
+                *([], 3, [3], "text"),
+                *([{**EXAMPLES[0], "answers": answers}] for answers in (["a"], None, {"texts": ["a"]})),
+                *([{key: EXAMPLES[0][key] for key in EXAMPLES[0] if key != name}] for name in EXAMPLES[0]),
+            ],
+            "features": [
+                *([], 3, [3], "text"),
+                *([{**FEATURES[0], "offset_mapping": offsets}] for offsets in (3, [3], [(1, 2, 3)], None, ["ab"])),
+                *([{key: FEATURES[0][key] for key in FEATURES[0] if key != name}] for name in FEATURES[0]),
+            ],
+        },
     ),
     Entry(metrics.glue, {"task": "rte"}, {"task": ["other", None, 3]}),
     Entry(
@@ -988,8 +1002,20 @@ BUILDERS = [
     ),
     Entry(
         metrics.from_evaluate,
-        {"module": SimpleNamespace(), "kind": "ids", "directions": {"a": True}},
-        {"module": ["nowhere.py"], "kind": ["other", None]},
+        {
+            "module": SimpleNamespace(features={}, add_batch=print, compute=print),
+            "kind": "ids",
+            "directions": {"a": True},
+        },
+        {"module": ["nowhere.py", 3, None, SimpleNamespace(compute=print)], "kind": ["other", None]},
+    ),
+    Entry(
+        metrics.from_torchmetrics,
+        {"module": torchmetrics.MeanAbsoluteError(), "kind": "scores"},
+        {
+            "module": [3, None, torchmetrics.MeanAbsoluteError, torchmetrics.MetricCollection([])],
+            "kind": ["other", None],
+        },
     ),
     Entry(metrics.to_evaluate, {"metric": metrics.classification(2), "kind": "ids"}, {"kind": ["other", None]}),
 ]
@@ -999,7 +1025,7 @@ ENTRIES = [*LOSSES, *TERMS, *WEIGHTS, *COLLATORS, *REDUCERS, *BUILDERS]
 WITHOUT_OPTIONS = {
     *("cross_entropy", "z_loss", "dft", "entropy_bonus", "unlikelihood", "distilled", "gaussian_nll", "poisson_nll"),
     *("mse", "mae", "log_cosh", "forward_kl", "reverse_kl", "total_variation", "coral_levels", "corn_levels"),
-    *("batch_hard", "semi_hard", "regression", "from_torchmetrics", "watch"),
+    *("batch_hard", "semi_hard", "regression", "watch"),
 }
 BAD = [(entry, name, value) for entry in ENTRIES for name, values in entry.bad.items() for value in values]
 
