@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.metrics import f1_score
+from torchmetrics.classification import MulticlassAccuracy
 
 import lossfns
 import metrics
 import reducers
 from lossfns.testing.tasks import Task
+from tests.metrics.test_tasks import EXAMPLES, FEATURES, spans_of
 from tests.metrics.test_text import TOKENIZER
 
 from . import tasks
@@ -332,6 +334,10 @@ TAGS = dict(enumerate(["O", "B-X", "I-X", "B-Y", "I-Y"]))
 MACRO_F1 = partial(f1_score, average="macro")
 BINS = {name: RANDOM.integers(0, 5, (8, 4)) / 1 for name in ("bin_labels", "bin_confidence", "bin_correct")}
 VECTORS = {name: RANDOM.normal(size=(8, 3)) for name in ("queries", "documents")}
+REWARDS = {name: RANDOM.normal(size=8).round() for name in ("reward_chosen", "reward_rejected")}
+PLACED = [window | {"start_positions": place, "end_positions": place + 1} for place, window in enumerate(FEATURES)]
+ANSWERED = {"predictions": spans_of(), "labels": np.array([[0, 1], [1, 2], [2, 3], [3, 4]])}
+MODULE = metrics.to_evaluate(metrics.classification(5), kind="ids")
 
 
 def on_ids(name, metric, predictions=FIVE_IDS, labels=FIVE_LABELS, note=""):
@@ -347,7 +353,7 @@ METRICS = [
     Entry("multi_label", metrics.build(metrics.multi_label(3), num_samples=4), SIDE_BY_SIDE),
     Entry("regression", metrics.build(metrics.regression(), num_samples=4), REALS),
     Entry("bootstrap", metrics.bootstrap(metrics.classification(3), n=20), IDS),
-    Entry("by_group", metrics.by_group(metrics.classification(3), ["a", "b"] * 3), IDS),
+    Entry("by_group", metrics.by_group(metrics.classification(3), [*"abaabb"]), IDS),
     Entry("dispatch", metrics.dispatch(metrics.build(metrics.classification(3), num_samples=6)), IDS),
     on_ids("entity_f1", metrics.entity_f1(TAGS, scheme="IOB2")),
     on_ids("entity_f1", metrics.entity_f1(TAGS, scheme="IOB2", lenient=True), note="lenient"),
@@ -363,6 +369,10 @@ METRICS = [
     on_ids("transcription", metrics.transcription(TOKENIZER), note="teacher-forced"),
     on_ids("glue", metrics.glue("sst2"), FIVE_IDS[:, 0] % 2, FIVE_IDS[::-1, 0] % 2),
     on_ids("from_sklearn", metrics.from_sklearn(MACRO_F1, kind="ids", greater_is_better=True)),
+    on_ids("from_evaluate", metrics.from_evaluate(MODULE, kind="ids", directions=metrics.classification(5).directions)),
+    on_ids("from_torchmetrics", metrics.from_torchmetrics(MulticlassAccuracy(5), kind="ids")),
+    on_ids("preferences", metrics.preferences(), {**REWARDS, "pairs": np.array([1.0, 0, 1, 1, 1, 1, 0, 1])}),
+    Entry("extractive_qa", metrics.extractive_qa(EXAMPLES, PLACED), ANSWERED),
 ]
 
 # --- exceptions ------------------------------------------------------------------------------------------------------
@@ -418,6 +428,13 @@ EXCEPTIONS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     ),
     "KEEPS_VECTORS": (("small",), {"embeddings": "the vectors themselves are asked for: they are searched later"}),
     "READS_NO_LOGITS": (("alignment",), {"text_lengths": "how long a label is as text does not depend on the model"}),
+    "BELONGS_TO_ITS_ROWS": (
+        ("permutation",),
+        {
+            "by_group": "the groups are those of the rows of the dataset, one after the other",
+            "extractive_qa": "the windows are those of the dataset, one after the other, and another order is an error",
+        },
+    ),
     "COLUMNS_ARE_CLASSES": (("padding",), {"multi_label": "the second dimension is the classes, never padded"}),
 }
 
@@ -460,11 +477,4 @@ NOT_CALLED_BY_THE_TRAINER = {
     "to_evaluate": "makes a module of evaluate",
     "TrainingMetrics": "sums of what was trained on",
     "token_bytes": "prepares an option",
-}
-# Called by the Trainer, and made for outputs or batches that are none of the tasks of the rules.
-OTHER_OUTPUTS = {
-    "preferences": "scores pairs of rows",
-    "extractive_qa": "reads spans of given examples",
-    "from_evaluate": "wraps a module of evaluate, which it feeds at the end",
-    "from_torchmetrics": "wraps an object of torchmetrics, which it feeds at the end",
 }
