@@ -224,14 +224,17 @@ def reads(loss: LossSubject) -> Iterator[Finding]:
     for masked, sequence-to-sequence and token classification models, nor where the collator has done it.
     """
     rows, width, *behind = loss.batch.labels.shape
+    beside = [*product(*map(range, behind))][: None if loss.task.whole else 1]
     for row, place in [(0, 3), (0, 1), (0, 0), (1, 0), (0, width - 1), (rows - 1, 2)]:
         found: set[tuple[int, ...]] = set()
         for draw in map(loss.draw, _DRAWS):
-            draw.labels[row, place] = 1
-            _, gradient = loss.measure(draw.only((row, place)), 1)
+            labels = [(row, place, *rest) for rest in beside]
+            for label in labels:
+                draw.labels[label] = 1
+            _, gradient = loss.measure(draw.only(*labels), 1)
             found |= {tuple(position) for position in gradient.abs().sum(-1).nonzero().tolist()}
         before = place - loss.task.shift
-        expected = [(row, before, *rest) for rest in product(*map(range, behind))] if before >= 0 else []
+        expected = [(row, before, *rest) for rest in beside] if before >= 0 else []
         yield f"label {(row, place)} alone reads the logits at", sorted(found), expected
 
 

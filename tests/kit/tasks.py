@@ -92,13 +92,14 @@ def two_views(generator, size):
 
 
 def similarities(generator, classes):
-    """Of each sample to four, and which of the four it is."""
-    return torch.stack([2 * normal(generator, 4, 4), torch.eye(4, dtype=torch.float64)], 1), choice(generator, 3, 4)
+    """Of each sample's text to four images, of its image to four texts, and which of the four it is."""
+    both = torch.stack([2 * normal(generator, 4, 4), torch.zeros(4, 4), torch.eye(4)], 1)
+    return both, choice(generator, 3, 4)
 
 
 def among_each_other(logits):
-    places = logits[:, 1].argmax(-1)
-    return {"logits_per_text": logits[:, 0][:, places]}
+    texts, images, places = logits[:, 0], logits[:, 1], logits[:, 2].argmax(-1)
+    return {"logits_per_text": texts[:, places] + images[:, places].T}
 
 
 def embeddings(generator, size):

@@ -1,0 +1,357 @@
+"""Losses over outputs or labels of other shapes, in plain torch: right ones, and what goes wrong with each."""
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from . import registry, tasks
+from .broken_losses import IGNORED, divided
+from .other_losses import up
+
+# --- images ----------------------------------------------------------------------------------------------------------
+
+
+def at_full_size(outputs, labels):
+    logits = up(outputs["logits"])
+    return logits if logits.shape[2:] == labels.shape[1:] else F.interpolate(logits, labels.shape[1:], mode="bilinear")
+
+
+def pixels(outputs, labels, num_items_in_batch=None):
+    mask = labels != IGNORED
+    logits = at_full_size(outputs, labels).movedim(1, -1)[mask]
+    return divided(F.cross_entropy(logits, labels[mask], reduction="none"), num_items_in_batch)
+
+
+def averaged_pixels(outputs, labels, num_items_in_batch=None):
+    return F.cross_entropy(at_full_size(outputs, labels), labels)
+
+
+def all_pixels_counted(outputs, labels, num_items_in_batch=None):
+    return pixels(outputs, labels, labels.numel() if num_items_in_batch is None else num_items_in_batch)
+
+
+def averaged_images(outputs, labels, num_items_in_batch=None):
+    values = F.cross_entropy(up(outputs["logits"]), labels, reduction="none")
+    scored = (labels != IGNORED).flatten(1).sum(1)
+    count = scored.sum() if num_items_in_batch is None else num_items_in_batch
+    return divided(values.flatten(1).mean(1) * scored, count)
+
+
+def pixels_from_above(outputs, labels, num_items_in_batch=None):
+    return pixels({"logits": outputs["logits"].roll(1, -2)}, labels, num_items_in_batch)
+
+
+def pixels_from_the_left(outputs, labels, num_items_in_batch=None):
+    return pixels({"logits": outputs["logits"].roll(1, -1)}, labels, num_items_in_batch)
+
+
+# --- spans -----------------------------------------------------------------------------------------------------------
+
+
+def both_ends(outputs, labels, num_items_in_batch=None):
+    mask = labels != IGNORED
+    logits = up(torch.stack([outputs.start_logits, outputs.end_logits], 1))[mask]
+    return divided(F.cross_entropy(logits, labels[mask], reduction="none"), num_items_in_batch)
+
+
+def mean_of_both_ends(outputs, labels, num_items_in_batch=None):
+    """As in the models of transformers."""
+    ends = zip((outputs.start_logits, outputs.end_logits), labels.unbind(1), strict=True)
+    return sum(F.cross_entropy(up(logits), places) for logits, places in ends) / 2
+
+
+def ends_outside_counted(outputs, labels, num_items_in_batch=None):
+    return both_ends(outputs, labels, labels.numel() if num_items_in_batch is None else num_items_in_batch)
+
+
+def ends_outside_at_0(outputs, labels, num_items_in_batch=None):
+    return both_ends(outputs, labels.clamp(min=0), num_items_in_batch)
+
+
+def spans_with_a_start(outputs, labels, num_items_in_batch=None):
+    return both_ends(outputs, labels.masked_fill(labels[:, :1] == IGNORED, IGNORED), num_items_in_batch)
+
+
+# --- frames ----------------------------------------------------------------------------------------------------------
+
+
+def paths(outputs, labels, num_items_in_batch=None, *, reduction="sum"):
+    logits = up(outputs.logits)
+    lengths = (labels != IGNORED).sum(1)
+    kept = lengths > 0
+    count = lengths.sum() if num_items_in_batch is None else num_items_in_batch
+    if not kept.any():
+        return divided(logits[kept].flatten(), count)
+    log_probs = logits[kept].log_softmax(-1).transpose(0, 1)
+    frames = torch.full((int(kept.sum()),), logits.shape[1])
+    values = F.ctc_loss(log_probs, labels[labels != IGNORED], frames, lengths[kept], reduction="none")
+    if reduction == "mean":
+        return (values / lengths[kept]).mean()
+    if reduction == "rows":
+        values = values / lengths[kept] * lengths.sum() / kept.sum()
+    return divided(values, count)
+
+
+# --- several numbers a target ----------------------------------------------------------------------------------------
+
+
+def squares(outputs, labels, num_items_in_batch=None):
+    mask = labels != IGNORED
+    return divided((up(outputs.logits)[mask] - labels[mask]).square(), num_items_in_batch)
+
+
+def means_of_targets(outputs, labels, num_items_in_batch=None):
+    """As if no target were missing."""
+    mask = labels != IGNORED
+    rows = torch.where(mask, up(outputs.logits) - labels, 0.0).square().sum(1) / mask.sum(1).clamp(min=1)
+    return divided(rows, mask.any(1).sum() if num_items_in_batch is None else num_items_in_batch)
+
+
+def normal(outputs, labels, num_items_in_batch=None):
+    mask = labels != IGNORED
+    mean, log_variance = up(outputs.logits)[mask].unbind(1)
+    values = 0.5 * (log_variance + (labels[mask] - mean) ** 2 / log_variance.exp())
+    return divided(values, num_items_in_batch)
+
+
+def mean_of_normals(outputs, labels, num_items_in_batch=None):
+    mean, log_variance = up(outputs.logits)[labels != IGNORED].unbind(1)
+    return F.gaussian_nll_loss(mean, labels[labels != IGNORED], log_variance.exp())
+
+
+# --- contrasts -------------------------------------------------------------------------------------------------------
+
+
+def diagonal(similarities, num_items_in_batch):
+    targets = torch.arange(len(similarities))
+    values = [F.cross_entropy(side, targets, reduction="none") for side in (similarities, similarities.T)]
+    if not len(similarities):
+        return divided(similarities.flatten(), num_items_in_batch)
+    return divided(sum(values) / 2, num_items_in_batch)
+
+
+def matched(outputs, labels, num_items_in_batch=None):
+    kept = labels != IGNORED
+    return diagonal(up(outputs["logits_per_text"])[kept][:, kept], num_items_in_batch)
+
+
+def mean_of_matches(outputs, labels, num_items_in_batch=None):
+    return diagonal(up(outputs["logits_per_text"]), None)
+
+
+def told_from_left_out_ones(outputs, labels, num_items_in_batch=None):
+    kept = labels != IGNORED
+    similarities = up(outputs["logits_per_text"])
+    values = F.cross_entropy(similarities, torch.arange(len(labels)), reduction="none")[kept]
+    return divided(values, num_items_in_batch)
+
+
+def cosines(outputs, labels, num_items_in_batch=None):
+    kept = labels != IGNORED
+    queries, keys = (F.normalize(up(outputs[side])[kept], dim=-1) for side in ("queries", "keys"))
+    return diagonal(queries @ keys.T / 0.1, num_items_in_batch)
+
+
+def cosines_masked_afterwards(outputs, labels, num_items_in_batch=None):
+    kept = labels != IGNORED
+    queries, keys = (F.normalize(up(outputs[side]), dim=-1) for side in ("queries", "keys"))
+    similarities = (queries @ keys.T / 0.1).masked_fill(~(kept[:, None] & kept), -1e9)
+    return divided(F.cross_entropy(similarities, torch.arange(len(labels)), reduction="none")[kept], num_items_in_batch)
+
+
+def mean_of_cosines(outputs, labels, num_items_in_batch=None):
+    queries, keys = (F.normalize(up(outputs[side]), dim=-1) for side in ("queries", "keys"))
+    return F.cross_entropy(queries @ keys.T / 0.1, torch.arange(len(labels)))
+
+
+def triplets(outputs, labels, num_items_in_batch=None):
+    kept = labels != IGNORED
+    points, ids = up(outputs.logits)[kept], labels[kept]
+    costs = [points[:0].sum()]
+    for i in range(len(ids)):
+        same = [(points[i] - points[j]).norm() for j in range(len(ids)) if j != i and ids[j] == ids[i]]
+        others = [(points[i] - points[j]).norm() for j in range(len(ids)) if ids[j] != ids[i]]
+        if same and others:
+            costs.append(F.relu(0.2 + torch.stack(same).max() - torch.stack(others).min()))
+    return divided(torch.stack(costs), kept.sum() if num_items_in_batch is None else num_items_in_batch)
+
+
+def mean_of_active_triplets(outputs, labels, num_items_in_batch=None):
+    return triplets(outputs, labels, 2)
+
+
+# --- beside a causal model's logits ----------------------------------------------------------------------------------
+
+
+def ahead(logits, labels, shift, reduction="sum"):
+    labels = labels[:, shift:]
+    mask = labels != IGNORED
+    return F.cross_entropy(up(logits)[:, : labels.shape[1]][mask], labels[mask], reduction=reduction)
+
+
+def next_tokens(labels, num_items_in_batch):
+    count = (labels[:, 1:] != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
+    return torch.as_tensor(count).sum().clamp(min=1)
+
+
+def heads(outputs, labels, num_items_in_batch=None, *, shifts=(1, 2)):
+    parts = [ahead(outputs[name], labels, shift) for name, shift in zip(("logits", "further"), shifts, strict=True)]
+    return (parts[0] + 0.3 * parts[1]) / next_tokens(labels, num_items_in_batch)
+
+
+def each_head_by_its_count(outputs, labels, num_items_in_batch=None):
+    first = ahead(outputs["logits"], labels, 1) / next_tokens(labels, num_items_in_batch)
+    return first + 0.3 * ahead(outputs["further"], labels, 2) / next_tokens(labels[:, 1:], num_items_in_batch)
+
+
+def balanced(outputs, labels, num_items_in_batch=None):
+    items = int((labels[:, 1:] != IGNORED).sum())
+    total = ahead(outputs["logits"], labels, 1) + 0.1 * items * float(outputs["aux_loss"])
+    return total / next_tokens(labels, num_items_in_batch)
+
+
+def whole_router_term_each_time(outputs, labels, num_items_in_batch=None):
+    """As in the models of transformers."""
+    own = ahead(outputs["logits"], labels, 1) / next_tokens(labels, num_items_in_batch)
+    return own + 0.1 * outputs["aux_loss"]
+
+
+def router_term_by_rows(outputs, labels, num_items_in_batch=None):
+    total = ahead(outputs["logits"], labels, 1) + 0.1 * len(labels) * outputs["aux_loss"]
+    return total / next_tokens(labels, num_items_in_batch)
+
+
+def divergences(outputs, labels, *, masked=True):
+    ids = labels["labels"][:, 1:]
+    mask = ids != IGNORED if masked else torch.ones_like(ids, dtype=torch.bool)
+    student, teacher = (up(logits[:, :-1])[mask] for logits in (outputs.logits, labels["teacher_logits"]))
+    log_p, log_q = student.log_softmax(-1), teacher.to(student.dtype).log_softmax(-1)
+    return F.kl_div(log_p, log_q, reduction="none", log_target=True).sum(-1)
+
+
+def taught(outputs, labels, num_items_in_batch=None):
+    return divided(divergences(outputs, labels), num_items_in_batch)
+
+
+def mean_divergence(outputs, labels, num_items_in_batch=None):
+    return divergences(outputs, labels).mean()
+
+
+def taught_prompts_too(outputs, labels, num_items_in_batch=None):
+    values = divergences(outputs, labels, masked=False)
+    return divided(values, next_tokens(labels["labels"], num_items_in_batch))
+
+
+# --- pairs -----------------------------------------------------------------------------------------------------------
+
+
+def margins(outputs, labels, *, shift=1, masked=True):
+    """How much more likely each chosen completion became than its rejected one, and which pairs count."""
+    ids = labels["labels"].permute(2, 0, 1).flatten(0, 1)[:, shift:]
+    mask = ids != IGNORED
+    log_probs = up(outputs["logits"])[:, : ids.shape[1]].log_softmax(-1)
+    found = log_probs.gather(-1, ids.clamp(min=0)[..., None])[..., 0]
+    sums = (torch.where(mask, found, 0.0) if masked else found).sum(1).view(2, -1)
+    reference = torch.stack([labels["reference_chosen"], labels["reference_rejected"]]).to(sums.dtype)
+    return (sums - reference)[0] - (sums - reference)[1], mask.any(1).view(2, -1).all(0)
+
+
+def preferred(outputs, labels, num_items_in_batch=None, **options):
+    margin, counted = margins(outputs, labels, **options)
+    return divided(-F.logsigmoid(0.1 * margin[counted]), num_items_in_batch)
+
+
+def mean_preference(outputs, labels, num_items_in_batch=None):
+    return -F.logsigmoid(0.1 * margins(outputs, labels)[0]).mean()
+
+
+def empty_completions_too(outputs, labels, num_items_in_batch=None):
+    margin, counted = margins(outputs, labels)
+    count = counted.sum() if num_items_in_batch is None else num_items_in_batch
+    return divided(-F.logsigmoid(0.1 * margin), count)
+
+
+def preferred_by_tokens(outputs, labels, num_items_in_batch=None):
+    tokens = (labels["labels"][:, 1:] != IGNORED).sum()
+    return preferred(outputs, labels, tokens if num_items_in_batch is None else num_items_in_batch)
+
+
+def ranked(outputs, labels, num_items_in_batch=None):
+    chosen, rejected = up(outputs["logits"]).view(2, -1)[:, labels != IGNORED]
+    return divided(-F.logsigmoid(chosen - rejected), num_items_in_batch)
+
+
+def mean_rank(outputs, labels, num_items_in_batch=None):
+    chosen, rejected = up(outputs["logits"]).view(2, -1)
+    return -F.logsigmoid(chosen - rejected).mean()
+
+
+def neighbours_ranked(outputs, labels, num_items_in_batch=None):
+    """Chosen and rejected rows in turn."""
+    chosen, rejected = up(outputs["logits"]).view(-1, 2)[labels != IGNORED].T
+    return divided(-F.logsigmoid(chosen - rejected), num_items_in_batch)
+
+
+# --- all -------------------------------------------------------------------------------------------------------------
+
+CONTRASTED = dict.fromkeys(("every_label", "additive", "accumulation"), "told from the other samples of a call")
+COARSE_IMAGES = {"task": tasks.COARSE_IMAGES}
+SPANS, FRAMES, TARGETS = {"task": tasks.SPANS}, {"task": tasks.FRAMES}, {"task": tasks.TARGETS}
+VARIANCES = {"task": tasks.VARIANCES, "skip": {"extremes": "an exponential"}}
+SIMILARITIES = {"task": tasks.SIMILARITIES, "skip": CONTRASTED}
+VIEWS = {"task": tasks.VIEWS, "skip": CONTRASTED}
+EMBEDDINGS = {"task": tasks.EMBEDDINGS, "skip": CONTRASTED}
+TWO_HEADS, ROUTED, REWARDS = {"task": tasks.TWO_HEADS}, {"task": tasks.ROUTED}, {"task": tasks.REWARDS}
+
+RIGHT: list[tuple[Any, dict[str, Any]]] = [
+    (pixels, registry.IMAGES),
+    (pixels, COARSE_IMAGES),
+    (both_ends, SPANS),
+    (paths, FRAMES),
+    (squares, TARGETS),
+    (normal, VARIANCES),
+    (matched, SIMILARITIES),
+    (cosines, VIEWS),
+    (triplets, EMBEDDINGS),
+    (heads, TWO_HEADS),
+    (balanced, ROUTED),
+    (taught, registry.TAUGHT),
+    (preferred, registry.COMPLETIONS),
+    (ranked, REWARDS),
+]
+BROKEN: list[tuple[Any, str, dict[str, Any]]] = [
+    (averaged_pixels, "count_given", registry.IMAGES),
+    (averaged_pixels, "selects", COARSE_IMAGES),
+    (all_pixels_counted, "padding", registry.IMAGES),
+    (averaged_images, "padding", registry.IMAGES),
+    (pixels_from_above, "reads", registry.IMAGES),
+    (pixels_from_the_left, "ignored", registry.IMAGES),
+    (mean_of_both_ends, "count_given", SPANS),
+    (ends_outside_counted, "count_none", SPANS),
+    (ends_outside_at_0, "ignored", SPANS),
+    (spans_with_a_start, "count_none", SPANS),
+    (partial(paths, reduction="mean"), "count_given", FRAMES),
+    (partial(paths, reduction="rows"), "additive", FRAMES),
+    (means_of_targets, "count_none", TARGETS),
+    (mean_of_normals, "count_given", VARIANCES),
+    (mean_of_matches, "ignored", SIMILARITIES),
+    (told_from_left_out_ones, "ignored", SIMILARITIES),
+    (mean_of_cosines, "ignored", VIEWS),
+    (cosines_masked_afterwards, "selects", VIEWS),
+    (mean_of_active_triplets, "count_given", EMBEDDINGS),
+    (partial(heads, shifts=(1, 1)), "reads", TWO_HEADS),
+    (each_head_by_its_count, "count_none", TWO_HEADS),
+    (whole_router_term_each_time, "count_given", ROUTED),
+    (router_term_by_rows, "additive", ROUTED),
+    (mean_divergence, "count_given", registry.TAUGHT),
+    (taught_prompts_too, "ignored", registry.TAUGHT),
+    (partial(preferred, shift=0), "reads", registry.COMPLETIONS),
+    (partial(preferred, masked=False), "ignored", registry.COMPLETIONS),
+    (mean_preference, "count_given", registry.COMPLETIONS),
+    (empty_completions_too, "additive", registry.COMPLETIONS),
+    (preferred_by_tokens, "count_none", registry.COMPLETIONS),
+    (mean_rank, "ignored", REWARDS),
+    (neighbours_ranked, "ignored", REWARDS),
+]
