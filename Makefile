@@ -1,8 +1,11 @@
 # make test    lint, types, tests and doctests
 # make demo    the project on a real model, with a table and a picture of what it saves
 # make bench   time and memory beside the stock loss
+# make test-distributed   everything in two and three processes: 10 minutes on 2 cores
+# make test-versions      in twelve environments, from the lowest releases to the newest: 60 minutes and 20 GB, the first
+#                         time; ONLY="NAME ..." runs some of them
 # make peers   other people's losses, 1 GB, for a `make bench` after it to compare with
-# Each does its own set-up, once, in .venv and .data; `make clean` undoes it.
+# Each does its own set-up, once, in .venv, .venvs and .data; `make clean` undoes it.
 #
 # PYTHON=python3.12     any Python from 3.11 on
 # TORCH=torch==2.13.0   any requirement that pip understands, a path to a wheel too; read when .venv is made
@@ -23,13 +26,19 @@ export PIP_RETRIES ?= 10
 OFFLINE := HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
 .DELETE_ON_ERROR:
-.PHONY: help test lint demo bench peers setup data clean
+.PHONY: help test lint demo bench peers test-distributed test-versions setup data clean
 
 help:
 	@sed -n '/^# \{0,1\}/!q; s/^# \{0,1\}//p' Makefile
 
 test: lint data
 	$(OFFLINE) $(BIN)/python -m pytest --doctest-modules tests $(PACKAGES)
+
+test-distributed: setup
+	$(OFFLINE) $(BIN)/python -m benchmarks.distributed
+
+test-versions: setup
+	$(OFFLINE) $(BIN)/python -m benchmarks.versions --torch "$(TORCH)" $(ONLY)
 
 lint: setup
 	$(BIN)/ruff check .
@@ -50,7 +59,7 @@ setup: $(VENV)/.packages
 data: $(VENV)/.data $(DATA)/.archives $(DATA)/.models
 
 clean:
-	rm -rf $(VENV) $(DATA) output build dist *.egg-info
+	rm -rf $(VENV) .venvs $(DATA) output build dist *.egg-info
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

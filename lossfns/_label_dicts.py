@@ -6,8 +6,11 @@ transformers 5.10), whatever they are: the labels of a loss, or one 0 for each u
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Any
 
 import torch
@@ -17,6 +20,8 @@ from torch.nn import functional as F
 from ._batch import Batch, Collator, batch_labels
 from .alignment import IGNORED, check_shift, scored_places, split_labels
 from .normalization import MARKERS
+
+COUNTED_SINCE = (5, 10)
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,7 @@ def with_extras(collator: Collator, names: Iterable[str], *, shift: int | None =
         TypeError: names are not strings.
         ValueError: `shift` is no number of places; in the call: an extra is missing or does not fit the labels, no
             shift, or the collator does not pad.
+        ImportError: in the call: transformers is older than 5.10, whose Trainer does not count a dict of labels.
 
     Example:
         >>> collate = with_extras(lambda rows: {"labels": torch.tensor([row["labels"] for row in rows])},
@@ -115,6 +121,7 @@ def count_sequences(collator: Collator, *, shift: int) -> CountSequences:
     Raises:
         ValueError: `shift` is no number of places; in the call: the labels are not integers `(B, S)`, or `position_ids`
             are of another shape.
+        ImportError: as for `with_extras`.
 
     Example:
         >>> collate = count_sequences(lambda rows: {"labels": torch.tensor(rows)}, shift=1)
@@ -164,6 +171,7 @@ def count_pairs(collator: Collator, *, shift: int) -> CountPairs:
     Raises:
         ValueError: `shift` is no number of places; in the call: the labels are not integers `(B, S)`, or the rows are
             odd in number.
+        ImportError: as for `with_extras`.
 
     Example:
         >>> collate = count_pairs(lambda rows: {"labels": torch.tensor(rows)}, shift=1)
@@ -232,8 +240,28 @@ def _first_of(sequences: Tensor, targets: Tensor) -> Tensor:
 
 
 def label_dict(batch: Batch, labels: dict[str, Tensor], counted: Tensor) -> Batch:
-    """The batch with a dict of labels, and what the Trainer is to count beside it."""
+    """The batch with a dict of labels, and what the Trainer is to count beside it.
+
+    Raises:
+        ImportError: the Trainer that is installed would not count it.
+    """
+    _refuse_older_trainers()
     return {**batch, "labels": labels, "shift_labels": counted}
+
+
+@functools.cache
+def _refuse_older_trainers() -> None:
+    """Up to 5.9 the loss of a dict gets no count: under accumulation or in several processes gradients are wrong."""
+    try:
+        release = metadata.version("transformers")
+    except metadata.PackageNotFoundError:  # a Trainer is not what reads these batches
+        return
+    if tuple(map(int, re.findall(r"\d+", release)[:2])) < COUNTED_SINCE:
+        needed = ".".join(map(str, COUNTED_SINCE))
+        raise ImportError(
+            f"labels in a dict (extra columns, sequences, pairs) need transformers {needed} or newer, and {release} is "
+            "installed: its Trainer does not count them, and the loss cannot. Upgrade it, or use plain labels"
+        )
 
 
 def one_each(marks: Tensor) -> Tensor:

@@ -70,6 +70,7 @@ def stack_pairs(collator: Collator, *, shift: int | None = None) -> StackPairs:
 
     Raises:
         ValueError: in the call: an item is no pair, the labels are not `(2 n, S)`, no shift.
+        ImportError: as for `with_extras`, where labels or extras come in a dict.
 
     Example:
         >>> collate = stack_pairs(lambda rows: {"labels": torch.tensor(rows)}, shift=1)

@@ -43,6 +43,7 @@ def teacher_inputs(
 
     Raises:
         ValueError: in the call: the batch lacks one of the inputs, no shift.
+        ImportError: as for `with_extras`.
 
     Example:
         >>> import torch

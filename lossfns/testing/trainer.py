@@ -18,7 +18,7 @@ from ..alignment import IGNORED
 from ._trainer_look import Look, by_position, look
 
 # As in pyproject.toml: those in between divide every gradient by the accumulation steps once more.
-SUPPORTED = ">=4.57,!=5.2.*,!=5.3.*,!=5.4.*,!=5.5.0,!=5.5.1,!=5.5.2,!=5.5.3"
+SUPPORTED = ">=4.57.1,!=5.2.*,!=5.3.*,!=5.4.*,!=5.5.0,!=5.5.1,!=5.5.2,!=5.5.3"
 LARGE = 1 << 30  # bytes that an evaluation may keep unasked
 CACHES = ("past_key_values", "cache")  # up to transformers 5.23, and since
 OPTIONAL_OUTPUTS = ("hidden_states", "attentions", "cross_attentions", *CACHES)

@@ -1,0 +1,244 @@
+"""Two and three processes, and two replicas: training and evaluation are those of one process that sees every row.
+
+Minutes of work, so `make test` leaves them out and `make test-distributed` runs them; one run of `facts` under torchrun
+feeds the tests of a number of processes. What a test records stands in the report.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from lossfns import causal_lm_loss, hidden_states
+from tests import oracle, tiny
+from tests.hidden.trained import lora
+from tests.test_end_to_end import EVAL, MODES, by_loop, check, evaluator, scores_of
+
+pytestmark = [pytest.mark.distributed, pytest.mark.heavy, pytest.mark.timeout(1800)]
+
+IGNORING_RANK = 1
+BROKEN = "broken: "
+
+
+# --- one process -----------------------------------------------------------------------------------------------------
+
+
+def rows_for(world: int, *, ignored: bool = False) -> list[tiny.Row]:
+    """Three steps of two rows a process, but one row less; those of one rank without labels, if `ignored`."""
+    rows = tiny.lm_rows(6 * world - 1)
+    mine = [ignored and place // 2 % world == IGNORING_RANK for place in range(len(rows))]
+    return [
+        row | {"labels": torch.full_like(row["labels"], tiny.IGNORED)} if without else row
+        for row, without in zip(rows, mine, strict=True)
+    ]
+
+
+def by_hand(model: torch.nn.Module, rows: list[tiny.Row], window: int) -> dict[str, torch.Tensor]:
+    """The parameters after one plain step over each `window` rows, in order, by torch alone."""
+    model.train()
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=oracle.LEARNING_RATE)
+    for first in range(0, len(rows), window):
+        batch = tiny.pad(rows[first : first + window])
+        labels = batch.pop("labels")
+        logits = model(**batch).logits
+        F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return tiny.parameters(model)
+
+
+# --- run on every rank -----------------------------------------------------------------------------------------------
+
+
+def mean_of_the_process(outputs, labels, num_items_in_batch=None):
+    return causal_lm_loss(outputs, labels)
+
+
+def world_counted_twice(outputs, labels, num_items_in_batch=None):
+    return causal_lm_loss(outputs, labels, num_items_in_batch) * dist.get_world_size()
+
+
+def count_of_a_replica(outputs, labels, num_items_in_batch=None):
+    return causal_lm_loss(outputs, labels, num_items_in_batch[0])
+
+
+llama = partial(tiny.model, "llama")
+TWO_ROWS = {"per_device_train_batch_size": 2, "accelerator_config": {"even_batches": False}}
+ACCUMULATED = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2}
+CHECKPOINTED = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
+TRAINING: dict[str, tuple[Callable[[], torch.nn.Module], Any, dict[str, Any], bool]] = {
+    "uneven last batch": (llama, causal_lm_loss, TWO_ROWS, False),
+    "uneven last batch, accumulated": (llama, causal_lm_loss, ACCUMULATED, False),
+    "one process with every label ignored": (llama, causal_lm_loss, TWO_ROWS, True),
+    "over the logits": (llama, partial(causal_lm_loss, overwrite_logits=True), TWO_ROWS, False),
+    "hidden states": (llama, hidden_states, TWO_ROWS, False),
+    "hidden states, one process with every label ignored": (llama, hidden_states, TWO_ROWS, True),
+    "gradient checkpointing": (llama, causal_lm_loss, TWO_ROWS | CHECKPOINTED, False),
+    "gradient checkpointing, hidden states": (llama, hidden_states, TWO_ROWS | CHECKPOINTED, False),
+    "PEFT": (lambda: lora(llama(), "q_proj"), causal_lm_loss, TWO_ROWS, False),
+    "PEFT on the head, hidden states": (lambda: lora(llama(), "q_proj", "lm_head"), hidden_states, TWO_ROWS, False),
+    "torch_compile": (llama, causal_lm_loss, TWO_ROWS | {"torch_compile": True}, False),
+    "torch_compile, hidden states": (llama, hidden_states, TWO_ROWS | {"torch_compile": True}, False),
+    BROKEN + "the mean of the process, the others forgotten": (llama, mean_of_the_process, TWO_ROWS, False),
+    BROKEN + "the world size counted twice": (llama, world_counted_twice, TWO_ROWS, True),
+}
+
+
+def facts() -> dict[str, Any]:
+    """Everything that the tests below look at, as JSON."""
+    world = tiny.arguments().world_size  # the first arguments start the processes' group
+    return {
+        "training": {name: distance(world, *case) for name, case in TRAINING.items()},
+        "scores": {
+            mode: scores_of(evaluator(llama(), per_device_eval_batch_size=2, **settings))
+            for mode, settings in MODES.items()
+        },
+        "without labels": scores_of(evaluator(llama(), ignored_in_evaluation(world), per_device_eval_batch_size=2)),
+        "fsdp": fsdp(causal_lm_loss),
+        "fsdp, the world size forgotten": fsdp(causal_lm_loss, forgotten=True),
+        "fsdp, hidden states": fsdp(hidden_states),
+    }
+
+
+def distance(world, make, loss, settings, ignored) -> float:
+    """The largest difference between the parameters after three steps and those of one process."""
+    rows = rows_for(world, ignored=ignored)
+    seen = rows if "accelerator_config" in settings else [*rows, rows[0]]  # accelerate fills up with the first rows
+    expected = by_hand(make(), seen, 2 * world)
+    model = make()
+    if loss is hidden_states:
+        loss = partial(causal_lm_loss, source=hidden_states(model))
+    trainer = tiny.trainer(model, rows, loss, learning_rate=oracle.LEARNING_RATE, **settings)
+    trainer._get_train_sampler = lambda *_: torch.utils.data.SequentialSampler(rows)
+    trainer.train()
+    torch._dynamo.reset()
+    found = tiny.parameters(getattr(trainer.model, "_orig_mod", trainer.model))
+    return max((found[name] - value).abs().max().item() for name, value in expected.items())
+
+
+def ignored_in_evaluation(world):
+    """`EVAL`, where one process gets no label in any batch of two rows."""
+    return [
+        row | {"labels": torch.full_like(row["labels"], tiny.IGNORED)} if place // 2 % world == IGNORING_RANK else row
+        for place, row in enumerate(EVAL)
+    ]
+
+
+def fsdp(loss, *, forgotten: bool = False) -> float | str:
+    """Three steps of a model that FSDP2 cuts up: the largest difference from one process, or what was said.
+
+    The Trainer itself starts FSDP where there is an accelerator only, so this does what it does: the count of all
+    processes, and the loss times their number, because the gradients are averaged.
+    """
+    from torch.distributed.fsdp import fully_shard
+
+    world, rank = dist.get_world_size(), dist.get_rank()
+    rows = rows_for(world)
+    expected = by_hand(llama(), rows, 2 * world)
+    model = llama().train()
+    for layer in model.model.layers:
+        fully_shard(layer)
+    fully_shard(model)
+    if loss is hidden_states:
+        loss = partial(causal_lm_loss, source=hidden_states(model))
+    optimizer = torch.optim.SGD(model.parameters(), lr=oracle.LEARNING_RATE)
+    try:
+        for first in range(0, len(rows), 2 * world):
+            window = rows[first : first + 2 * world]
+            batch = tiny.pad(window[2 * rank : 2 * rank + 2])
+            labels = batch.pop("labels")
+            value = loss(model(**batch), labels, tiny.count(window, shift=1))
+            (value * (1 if forgotten else world)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    except ValueError as error:
+        return str(error)
+    found = {name: parameter.full_tensor() for name, parameter in model.named_parameters()}
+    return max((found[name] - value).abs().max().item() for name, value in expected.items())
+
+
+# --- tests -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def processes(request):
+    return tiny.run_distributed(facts, request.param, timeout=1500)
+
+
+@pytest.fixture(scope="module")
+def truth():
+    return by_loop(llama())
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_they_train_as_one(processes, name, record_property):
+    differences = [process["training"][name] for process in processes]
+    record(record_property, f"training: {name}", len(processes), f"parameters off by {max(differences):.1e}")
+    if name.startswith(BROKEN):
+        assert min(differences) > 1e-4
+    else:
+        assert max(differences) < 1e-10
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_they_score_as_one(processes, mode, record_property, truth):
+    record(record_property, f"evaluation of 11 rows, {mode}", len(processes), "every score equal to 1e-12")
+    for process in processes:
+        check(process["scores"][mode], truth)
+
+
+def test_a_process_without_labels_changes_no_score(processes, record_property):
+    rows = ignored_in_evaluation(len(processes))
+    record(record_property, "evaluation, one process without labels", len(processes), "every score equal to 1e-12")
+    for process in processes:
+        check(process["without labels"], by_loop(llama(), rows))
+
+
+def test_a_sharded_model_trains_as_one(processes, record_property):
+    differences = [process["fsdp"] for process in processes]
+    record(record_property, "FSDP2 on the CPU: logits", len(processes), f"parameters off by {max(differences):.1e}")
+    assert max(differences) < 1e-10
+    assert min(process["fsdp, the world size forgotten"] for process in processes) > 1e-4
+
+
+def test_hidden_states_of_a_sharded_model(processes, record_property):
+    said = {process["fsdp, hidden states"] for process in processes}
+    record(record_property, "FSDP2 on the CPU: hidden states", len(processes), f"refused: {min(map(str, said))}")
+    assert all("is sharded (FSDP, ZeRO-3)" in each for each in said)
+
+
+@pytest.mark.parametrize(
+    ("loss", "right"),
+    [
+        pytest.param(causal_lm_loss, True, id="logits"),
+        pytest.param(partial(causal_lm_loss, overwrite_logits=True), True, id="over the logits"),
+        pytest.param(mean_of_the_process, False, id="broken: the mean of all rows"),
+        pytest.param(count_of_a_replica, False, id="broken: the count of one replica"),
+    ],
+)
+@pytest.mark.parametrize("ignored", [False, True], ids=["", "one replica without labels"])
+def test_two_replicas_train_as_one(loss, right, ignored, record_property):
+    """DataParallel hands over all outputs, and the count once for each replica."""
+    rows = rows_for(2, ignored=ignored)
+    trainer = tiny.trainer(
+        llama(), rows, loss, replicas=2, per_device_train_batch_size=2, learning_rate=oracle.LEARNING_RATE
+    )
+    trainer._get_train_sampler = lambda *_: torch.utils.data.SequentialSampler(rows)
+    found, expected = tiny.parameters_after(trainer), by_hand(llama(), rows, 4)
+    difference = max((found[name] - value).abs().max().item() for name, value in expected.items())
+    record(record_property, "DataParallel: training", "2 replicas", f"parameters off by {difference:.1e}")
+    assert (difference < 1e-10) is right
+
+
+def test_two_replicas_score_as_one(truth, record_property):
+    record(record_property, "DataParallel: evaluation of 11 rows", "2 replicas", "every score equal to 1e-12")
+    check(scores_of(evaluator(llama(), replicas=2, per_device_eval_batch_size=2)), truth)
+
+
+def record(record_property: Callable[[str, object], None], what: str, processes: object, result: str) -> None:
+    for name, value in (("what", what), ("processes", processes), ("result", result)):
+        record_property(name, value)
