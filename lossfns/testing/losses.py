@@ -209,7 +209,7 @@ def selects(loss: LossSubject) -> Iterator[Finding]:
 
 
 def _with_far(loss: LossSubject) -> tuple[Batch, Tensor]:
-    """A batch and where its logits have nothing to do with any label: in sequences there are such, else a sample is."""
+    """A batch and where its logits have nothing to do with any label: far away in a sequence, or in the last sample."""
     labels = loss.batch.labels.clone()
     if not loss.task.sequence:
         labels[-1] = IGNORED

@@ -24,9 +24,9 @@ class Batch:
     """What reaches a loss or reducer in one call.
 
     Attributes:
-        logits: `(B, S, C)`, or `(B, C)`.
-        labels: `(B, S)`, `(B,)` or `(B, C)`.
-        extras: tensors by name that travel in a dict of labels, `(B, S)` or `(B,)`.
+        logits: `(B, S, C)`, `(B, C)`, or what another task makes.
+        labels: `(B, S)`, `(B,)`, `(B, C)`, or what another task makes.
+        extras: tensors by name that travel in a dict of labels, `(B, S, ...)` or `(B,)`.
     """
 
     logits: Tensor
@@ -77,7 +77,8 @@ class Task:
             more of them may be padding.
         shift: the label at `i` is predicted by the logit at `i - shift`.
         whole: whether a sequence is one item, if it has a label in each of its rows `(B, S, rows)`; else each token is.
-        output: what the model returns, made of the logits, with nothing but differentiable functions.
+        output: what the model returns to a loss, made of the logits by differentiable functions; a reducer is given the
+            logits.
 
     Example:
         >>> from lossfns.testing import loss_rules
