@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +13,10 @@ from torch import Tensor, nn
 from ._head import head_logits
 from ._products import Head
 from ._rows import Rows, compute_dtype, read, rows_per_chunk
-from .alignment import check_logits, check_range, select_logits
+from ._soft_labels import SUM_TOLERANCE
+from .alignment import check_logits, select_logits
 from .hidden import HiddenStates
+from .normalization import accumulator_dtype
 
 Divergence = Callable[[Tensor, Tensor], Tensor]
 
@@ -39,15 +42,24 @@ class Comparison:
     teacher: LogitsTeacher | HiddenTeacher | TopTeacher
 
     def __call__(self, x: Tensor, rows: Rows) -> Tensor:
-        log_p, log_q = self.teacher.pair(x / self.temperature, rows, self.temperature)
+        return self._values(*self.teacher.pair(x / self.temperature, rows, self.temperature)) * self.temperature**2
+
+    @torch.no_grad()
+    def check(self, like: Tensor) -> None:
+        """Try the divergence on a made-up token, so that it raises before a logit is read or overwritten."""
+        classes = self.teacher.compared(like.shape[-1])
+        even = torch.full((1, classes), -math.log(classes), dtype=compute_dtype(like.dtype), device=like.device)
+        self._values(even, even)
+
+    def _values(self, log_p: Tensor, log_q: Tensor) -> Tensor:
         values = self.divergence(log_p, log_q)
-        if not isinstance(values, Tensor) or values.shape != x.shape[:1]:
+        if not isinstance(values, Tensor) or values.shape != log_p.shape[:1]:
             shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
             raise TypeError(
-                f"the divergence returned {shape} for {len(x)} tokens; it sums over the classes, the last dimension, "
-                "and returns one value a token"
+                f"the divergence returned {shape} for {len(log_p)} tokens; it sums over the classes, the last "
+                "dimension, and returns one value a token"
             )
-        return values * self.temperature**2
+        return values
 
 
 @dataclass(frozen=True)
@@ -56,6 +68,10 @@ class LogitsTeacher:
 
     logits: Tensor
     length: int
+
+    def compared(self, classes: int) -> int:
+        """Over how many classes a student of `classes` is compared."""
+        return min(classes, self.logits.shape[-1])
 
     def pair(self, x: Tensor, rows: Rows, temperature: float) -> tuple[Tensor, Tensor]:
         """Log-probabilities of student and teacher over the classes that both have."""
@@ -82,6 +98,10 @@ class HiddenTeacher:
         self._step = _CHUNKS_AT_ONCE * rows_per_chunk(head.classes, dtype, hidden.device)
         self._start, self._logits = 0, hidden.new_empty(0, head.classes)
 
+    def compared(self, classes: int) -> int:
+        """Over how many classes a student of `classes` is compared."""
+        return min(classes, self._head.classes)
+
     def pair(self, x: Tensor, rows: Rows, temperature: float) -> tuple[Tensor, Tensor]:
         """Log-probabilities of student and teacher over the classes that both have."""
         place = int(torch.searchsorted(self._index, rows.index[0]))
@@ -100,6 +120,10 @@ class TopTeacher:
     ids: Tensor
     log_probs: Tensor
     length: int
+
+    def compared(self, classes: int) -> int:
+        """Over how many classes a student of `classes` is compared."""
+        return min(classes, self.ids.shape[-1] + 1)
 
     def pair(self, x: Tensor, rows: Rows, temperature: float) -> tuple[Tensor, Tensor]:
         """Log-probabilities of student and teacher over the ids and, as one more class, over all others together."""
@@ -169,10 +193,35 @@ def _top(extras: Mapping[str, Tensor], like: Tensor, rows: Rows) -> TopTeacher:
         raise ValueError(
             f"'{IDS}' needs '{LOG_PROBS}' of its shape beside it: got {ids.dtype} {tuple(ids.shape)} and {given}"
         )
-    _fitting(ids, IDS, like, rows)
+    ids, log_probs = (_fitting(tensor, name, like, rows) for tensor, name in ((ids, IDS), (log_probs, LOG_PROBS)))
+    if not ids.shape[-1]:
+        raise ValueError(f"'{IDS}' of shape {tuple(ids.shape)} hold no id: a teacher gives its k best, k at least 1")
     theirs = beside(rows, like.shape[1], ids.shape[1]).on_device
-    check_range(ids.flatten(0, 1)[theirs], like.shape[-1])
+    if len(theirs):
+        _check_top(ids.flatten(0, 1)[theirs], log_probs.flatten(0, 1)[theirs], like.shape[-1])
     return TopTeacher(ids, log_probs, like.shape[1])
+
+
+def _check_top(ids: Tensor, log_probs: Tensor, classes: int) -> None:
+    """Raise ValueError unless the rows `(n, k)` are parts of distributions; all is asked of the device at once."""
+    ordered = ids.sort(-1).values
+    twice = (ordered[:, 1:] == ordered[:, :-1]).any()
+    mass = log_probs.to(accumulator_dtype(ids.device)).exp().sum(-1).amax()  # NaN if one is
+    lowest, highest, repeated, most = torch.stack(
+        [value.to(mass.dtype) for value in (*ids.aminmax(), twice, mass)]
+    ).tolist()
+    if lowest < 0 or highest >= classes:
+        raise ValueError(
+            f"'{IDS}' go from {lowest:.0f} to {highest:.0f}, and the student has {classes} classes: a teacher of "
+            "another vocabulary gives logits, of which those that both have are compared"
+        )
+    if repeated:
+        raise ValueError(f"'{IDS}' name a class twice for one token, whose probability would count twice: drop copies")
+    if not most <= 1 + SUM_TOLERANCE:
+        raise ValueError(
+            f"the probabilities of '{LOG_PROBS}' add up to {most:.6g} for a token: they must be logarithms, at most 0, "
+            "of probabilities over all classes, as (logits / temperature).log_softmax(-1).topk(k) gives them"
+        )
 
 
 def _run(

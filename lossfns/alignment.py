@@ -260,6 +260,13 @@ def _check_shapes(logits: Tensor, labels: Tensor, shift: int) -> None:
         raise ValueError(f"logits {tuple(logits.shape)} have more rows than labels {tuple(labels.shape)}")
 
 
+def on_host(*tensors: Tensor) -> list[Tensor]:
+    """Integer tensors of any shapes on the host, all in one transfer."""
+    flat = torch.cat([tensor.detach().flatten() for tensor in tensors]).cpu()
+    parts = torch.split(flat, [tensor.numel() for tensor in tensors])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+
+
 def check_range(targets: Tensor, classes: int, ignore_index: int = IGNORED) -> None:
     """Raise ValueError where a label is none of the classes."""
     if not targets.numel():

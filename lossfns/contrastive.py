@@ -7,6 +7,7 @@ micro-batches of 8 contrast each sample with 7 others, one batch of 32 with 31.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -97,7 +98,7 @@ def info_nce_loss(
         0-d float32 (float64 for float64 embeddings), nats a sample.
 
     Raises:
-        ValueError: embeddings or labels do not fit; the temperature is not positive.
+        ValueError: embeddings or labels do not fit; the temperature is not positive and finite.
         TypeError: labels are not integers.
 
     Source:
@@ -109,8 +110,8 @@ def info_nce_loss(
         >>> info_nce_loss(outputs, select=itemgetter("queries", "keys"), temperature=1.0)
         tensor(0.3133)
     """
-    if not temperature > 0:
-        raise ValueError(f"temperature must be positive, got {temperature}")
+    if not 0 < temperature < math.inf:
+        raise ValueError(f"temperature must be positive and finite, got {temperature}")
     queries, keys = map(check_logits, select(outputs))
     if queries.ndim != 2 or queries.shape != keys.shape:
         raise ValueError(f"queries {tuple(queries.shape)} and keys {tuple(keys.shape)} must be (batch, size) both")

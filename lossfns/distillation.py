@@ -6,6 +6,7 @@ the classes; any function of one's own fits as well. It is measured on a few row
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -168,8 +169,8 @@ def distillation_loss(
         divergence: a function of the log-probabilities of student and teacher, `(n, C)` each, to one value a token:
             `forward_kl`, `reverse_kl`, `partial(jensen_shannon, beta=0.1)`, `total_variation`.
         term: what is minimised a token: `weighted_sum((0.5, cross_entropy), (0.5, distilled))` learns from labels too.
-        temperature: logits of both are divided by it, and the divergence multiplied by its square, so that gradients
-            keep their size. `teacher_log_probs` have to be taken at this temperature.
+        temperature: positive; logits of both are divided by it, and the divergence multiplied by its square, so that
+            gradients keep their size. `teacher_log_probs` have to be taken at this temperature.
         teacher: the model in eval mode, or its `hidden_states(teacher)`, with which its logits never exist.
         shift: the label at `i` is predicted by the logit at `i - shift`.
         select: a function of `outputs` that picks the student's logits.
@@ -181,8 +182,9 @@ def distillation_loss(
         and teacher have vocabularies of different widths, the classes that both have are compared.
 
     Raises:
-        ValueError: no teacher, or several; one that does not fit the student or is in training mode; a temperature that
-            is not positive; labels as for `causal_lm_loss`.
+        ValueError: no teacher, or several; one that does not fit the student, is in training mode, or gives best tokens
+            that are not part of a distribution; a temperature that is not positive and finite; labels as for
+            `causal_lm_loss`.
         TypeError: the divergence does not return one value a token; otherwise as for `causal_lm_loss`.
 
     Source:
@@ -193,14 +195,16 @@ def distillation_loss(
         >>> distillation_loss(student, {"labels": torch.tensor([[0, 1]]), "teacher_logits": teacher})
         tensor(0.6919)
     """
-    if not temperature > 0:
-        raise ValueError(f"temperature must be positive, got {temperature}")
+    if not 0 < temperature < math.inf:
+        raise ValueError(f"temperature must be positive and finite, got {temperature}")
     ids, extras = split_labels(labels)
     check_unit(None, extras)
     opened = open_source(outputs, ids, select, source)
     pairs = align(opened.like, ids, shift=shift, padded=opened.padded)
     count = item_count(num_items_in_batch, len(pairs.rows), opened.like.device)
     found = open_teacher(extras, teacher, opened.like, pairs.rows)
-    rows = replace(pairs.rows, comparison=Comparison(divergence, temperature, found))
+    comparison = Comparison(divergence, temperature, found)
+    comparison.check(opened.like)
+    rows = replace(pairs.rows, comparison=comparison)
     bound = bind(term, pairs, extras, statistics=(*STATISTICS, "divergence"), classes=opened.like.shape[-1])
     return opened.loss(rows, bound, count, overwrite_logits=overwrite_logits)

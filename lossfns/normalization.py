@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ._notes import current_notes
+from .alignment import on_host, scored_places
 
 NumItems = Tensor | int | float | None
 
@@ -84,6 +85,45 @@ def check_unit(unit: str | None, extras: Container[str]) -> None:
             f"the collator is wrapped in count_{counted}, so the Trainer counts {counted}, but the loss divides by "
             f"{unit or 'labels'}: drop the wrapper, or use a loss that divides by {counted} (normalize={counted!r})"
         )
+
+
+def check_sequences(ids: Tensor, sequence_ids: Tensor, shift: int) -> tuple[Tensor, Tensor]:
+    """Bring labels and the marker of `count_sequences` to the host, together, and see that it tells sequences apart.
+
+    Raises:
+        ValueError: the marker is not one integer a label, or counts the sequences of a row beyond its labels.
+    """
+    marker, made = MARKERS["sequences"], "counted in each row from 0, as collators.count_sequences(collator) does"
+    if sequence_ids.shape != ids.shape or sequence_ids.is_floating_point():
+        raise ValueError(
+            f"'{marker}' are {sequence_ids.dtype} {tuple(sequence_ids.shape)} for labels {tuple(ids.shape)}: they must "
+            f"be integers of the labels' shape, {made}"
+        )
+    ids, sequence_ids = on_host(ids, sequence_ids)
+    counted = sequence_ids[scored_places(ids, shift)]
+    if len(counted) and not 0 <= counted.min() <= counted.max() < ids.shape[-1]:
+        raise ValueError(
+            f"'{marker}' go from {counted.min()} to {counted.max()} in rows of {ids.shape[-1]} labels: they must be "
+            f"{made}"
+        )
+    return ids, sequence_ids
+
+
+def check_pairs(ids: Tensor, pair_ids: Tensor) -> Tensor:
+    """Bring labels `(2 n, S)` and the marker of `count_pairs` to the host, together, and see that the halves match.
+
+    Raises:
+        ValueError: a row of the first half and that of the second are not of one pair.
+    """
+    if pair_ids.shape == ids.shape[:1] and not pair_ids.is_floating_point():
+        ids, pair_ids = on_host(ids, pair_ids)
+        chosen, rejected = pair_ids.chunk(2)
+        if torch.equal(chosen, rejected) and len(set(chosen.tolist())) == len(chosen):
+            return ids
+    raise ValueError(
+        f"'{MARKERS['pairs']}' {pair_ids.tolist()} do not pair the first half of {ids.shape[0]} rows with the second, "
+        "in order: the chosen rows come first, then the rejected ones, as collators.count_pairs(collator) marks them"
+    )
 
 
 def sequence_shares(sequence_ids: Tensor, positions: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ from ._rows import Rows, compute_dtype
 from ._term_loss import bind
 from .alignment import IGNORED, Alignment, Labels, Outputs, Selector, align, select_logits, split_labels
 from .hidden import HiddenStates
-from .normalization import NumItems, accumulator_dtype, check_unit, item_count
+from .normalization import MARKERS, NumItems, accumulator_dtype, check_pairs, check_unit, item_count
 from .sources import Source, open_source
 from .terms import Term, check_smoothing, name_of, parameters
 
@@ -418,6 +418,8 @@ def preference_loss(
     ids, extras = split_labels(labels)
     if num_items_in_batch is not None:
         check_unit("pairs", extras)
+    if ids.ndim == 2 and MARKERS["pairs"] in extras:
+        ids = check_pairs(ids, extras[MARKERS["pairs"]])
     rows = pair_rows(ids)
     opened = open_source(outputs, rows, select, source)
     measured, counted = pair_statistics(opened, rows, shift)

@@ -14,7 +14,7 @@ from ._rows import Rows
 from ._term_loss import BoundTerm, bind, term_loss
 from .alignment import Selector, align, select_logits
 from .hidden import HiddenStates, stand_in
-from .normalization import MARKERS, NumItems, check_unit, item_count, sequence_shares, weigh
+from .normalization import MARKERS, NumItems, check_sequences, check_unit, item_count, sequence_shares, weigh
 from .statistics import row_statistics, top_ids
 from .terms import Term, sequence_averaged
 
@@ -104,11 +104,13 @@ def label_loss(
 ) -> Tensor:
     """What every loss of one class id an item shares: align, bind, measure, divide by items, weights or sequences."""
     check_unit("sequences" if sequences else None, extras)
+    marker = MARKERS["sequences"]
+    if sequences:
+        ids, by_sequence = check_sequences(ids, extras[marker], shift)
     pairs = align(source.like, ids, shift=shift, padded=source.padded)
     own: int | Tensor = len(pairs.rows)
     if sequences:
-        marker = MARKERS["sequences"]
-        shares, own = sequence_shares(pairs.gather(extras[marker], marker), pairs.positions, pairs.shape)
+        shares, own = sequence_shares(pairs.gather(by_sequence, marker), pairs.positions, pairs.shape)
         term, extras = sequence_averaged(term), {**extras, "sequence_share": pairs.scatter(shares)}
     count = item_count(num_items_in_batch, own, source.like.device)
     bound = bind(term, pairs, extras, classes=source.like.shape[-1])

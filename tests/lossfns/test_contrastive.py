@@ -195,6 +195,7 @@ def test_nothing_is_left(dtype):
         (lambda: clip_of(SIMILARITIES, IDS[:4]), ValueError, r"one id a sample, \(6,\)"),
         (lambda: clip_of(SIMILARITIES, IDS.double()), TypeError, "integer class ids"),
         (lambda: info_nce_loss(EMBEDDINGS, select=SIDES, temperature=0.0), ValueError, "temperature must be positive"),
+        (lambda: info_nce_loss(EMBEDDINGS, select=SIDES, temperature=torch.inf), ValueError, "finite, got inf"),
         (lambda: info_nce_loss((normal(6, 4), normal(5, 4)), select=tuple), ValueError, r"\(batch, size\) both"),
         (lambda: triplet_loss(POINTS, CLASSES, margin=0.0), ValueError, "margin must be positive"),
         (lambda: triplet_loss({"logits": normal(9, 2, 3)}, CLASSES), ValueError, r"embeddings must be \(batch, size\)"),

@@ -170,7 +170,7 @@ def test_the_ends_of_jensen_shannon(beta, scale, limit):
     )
 
 
-@pytest.mark.parametrize("beta", [0.0, 1.0, -1.0])
+@pytest.mark.parametrize("beta", [0.0, 1.0, -1.0, torch.nan])
 def test_the_ends_themselves_have_names_of_their_own(beta):
     with pytest.raises(ValueError, match="forward_kl and reverse_kl"):
         jensen_shannon(STUDENT[0], TEACHER[0], beta=beta)
@@ -301,10 +301,29 @@ REFUSED = {
     "no log-probs": ({"labels": LABELS, "teacher_ids": LABELS[..., None]}, {}, "needs 'teacher_log_probs'"),
     "shorter": (dense(TEACHER[:, 3:]), {}, "do not fit the student's logits"),
     "other rows": (dense(TEACHER[:1]), {}, "do not fit the student's logits"),
-    "ids out of range": (top(TEACHER, 2) | {"teacher_ids": torch.full((2, 5, 2), V)}, {}, "label 7 is out of range"),
+    "ids out of range": (top(TEACHER, 2) | {"teacher_ids": torch.full((2, 5, 2), V)}, {}, "go from 7 to 7.*7 classes"),
+    "negative ids": (top(TEACHER, 2) | {"teacher_ids": torch.full((2, 5, 2), -1)}, {}, "go from -1 to -1"),
+    "an id twice": (
+        {"labels": LABELS, "teacher_ids": torch.ones_like(LABELS)[..., None].repeat(1, 1, 2)}
+        | {"teacher_log_probs": torch.full((2, 5, 2), 0.3).log()},
+        {},
+        "name a class twice for one token",
+    ),
+    "no id": (top(TEACHER, 0), {}, r"shape \(2, 5, 0\) hold no id.*k at least 1"),
+    "probabilities": (
+        top(TEACHER, 2) | {"teacher_log_probs": torch.full((2, 5, 2), 0.4)},
+        {},
+        "add up to .*they must be logarithms, at most 0",
+    ),
+    "positive": (top(TEACHER, 2) | {"teacher_log_probs": torch.full((2, 5, 2), 0.5)}, {}, "add up to 3.29744 for a"),
+    "no number": (top(TEACHER, 2) | {"teacher_log_probs": torch.full((2, 5, 2), torch.nan)}, {}, "add up to nan"),
     "ids as logits": (dense(LABELS[..., None]), {}, "expected logits"),
     "another unit": (dense() | {"sequence_ids": LABELS}, {}, "the Trainer counts sequences"),
-    "cold": (dense(), {"temperature": 0.0}, "temperature must be positive"),
+    "cold": (dense(), {"temperature": 0.0}, "temperature must be positive and finite, got 0.0"),
+    "below zero": (dense(), {"temperature": -1.0}, "temperature must be positive and finite, got -1.0"),
+    "hot": (dense(), {"temperature": torch.inf}, "temperature must be positive and finite, got inf"),
+    "no temperature": (dense(), {"temperature": torch.nan}, "temperature must be positive and finite, got nan"),
+    "beta": (dense(), {"divergence": partial(jensen_shannon, beta=1.5)}, "beta must lie between 0 and 1, got 1.5"),
     "nothing to read": ({"labels": LABELS}, {"teacher": torch.nn.Identity()}, "nothing to read"),
     "a mean": (dense(), {"divergence": lambda p, q: (p - q).mean()}, "returned \\(\\) for"),
 }
@@ -314,6 +333,39 @@ REFUSED = {
 def test_refusals(labels, options, message):
     with pytest.raises((ValueError, TypeError), match=message):
         distillation_loss(STUDENT, labels, **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_rounded_log_probs_are_those_of_a_distribution(dtype):
+    found = top(TEACHER, V - 1)
+    rounded = found | {"teacher_log_probs": found["teacher_log_probs"].to(dtype)}
+    assert distillation_loss(STUDENT, rounded).item() == pytest.approx(
+        distillation_loss(STUDENT, found).item(), rel=0.02
+    )
+
+
+def test_best_tokens_are_checked_where_a_label_is():
+    found = top(TEACHER, 2)
+    places = torch.ones(2, 5, dtype=torch.bool)
+    places[0, [0, 2, 3]] = places[1, [0, 1]] = False  # logits that predict a label
+    rest = {"teacher_ids": found["teacher_ids"].masked_fill(places[..., None], N)}
+    rest["teacher_log_probs"] = found["teacher_log_probs"].masked_fill(places[..., None], 9.0)
+    assert distillation_loss(STUDENT, {"labels": LABELS, **rest}) == distillation_loss(STUDENT, found)
+
+
+def test_a_bad_beta_leaves_the_logits_alone():
+    logits = STUDENT.clone().requires_grad_() * 1
+    with pytest.raises(ValueError, match="beta"):
+        distillation_loss(logits, dense(), divergence=partial(jensen_shannon, beta=2.0), overwrite_logits=True)
+    assert torch.equal(logits, STUDENT)
+
+
+@pytest.mark.parametrize(("labels", "classes"), [(dense(), V), (dense(TEACHER[..., :5]), 5), (top(TEACHER, 2), 3)])
+def test_a_divergence_may_have_numbers_for_each_class(labels, classes):
+    weights = torch.arange(1.0, classes + 1, dtype=torch.float64)
+    assert (
+        distillation_loss(STUDENT, labels, divergence=lambda log_p, log_q: (weights * (log_p - log_q) ** 2).sum(-1)) > 0
+    )
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------

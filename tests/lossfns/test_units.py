@@ -7,7 +7,16 @@ import pytest
 import torch
 import transformers
 
-from lossfns import causal_lm_loss, cross_entropy, hidden_states, masked_lm_loss, seq2seq_lm_loss, token_weighted
+from lossfns import (
+    causal_lm_loss,
+    cross_entropy,
+    hidden_states,
+    masked_lm_loss,
+    preference_loss,
+    seq2seq_lm_loss,
+    simpo,
+    token_weighted,
+)
 from lossfns.collators import count_pairs, count_sequences, mask_first_label, mask_sequence_starts, with_extras
 from tests import tiny
 from tests.contract.probes import LossSpy, gradient
@@ -357,6 +366,39 @@ def test_gradcheck_by_sequences():
 def test_units_that_differ(loss, labels, normalize, message):
     with pytest.raises(ValueError, match=message):
         loss(LOGITS, labels, 2, normalize=normalize)
+
+
+@pytest.mark.parametrize(
+    ("sequence_ids", "message"),
+    [
+        (torch.full_like(LABELS, LABELS.shape[1]), r"go from (\d) to \1 in rows of \1 labels.*from 0.*count_sequences"),
+        (torch.full_like(LABELS, -1), "go from -1 to -1"),
+        (LABELS[:, 0], "of the labels' shape"),
+        (torch.zeros(LABELS.shape), "integers of the labels' shape"),
+    ],
+)
+def test_a_marker_made_by_hand_is_checked(sequence_ids, message):
+    """An id beyond its row would silently weigh a sequence of the next one."""
+    with pytest.raises(ValueError, match=message):
+        causal_lm_loss(LOGITS, {"labels": LABELS, "sequence_ids": sequence_ids}, 2, normalize="sequences")
+
+
+def test_a_marker_is_not_read_where_nothing_is_scored():
+    labels = marked()
+    padding = labels["labels"] == N
+    other = labels | {"sequence_ids": labels["sequence_ids"].masked_fill(padding, N)}
+    assert padding.any()
+    assert causal_lm_loss(LOGITS, other, 2, normalize="sequences") == causal_lm_loss(
+        LOGITS, labels, 2, normalize="sequences"
+    )
+
+
+@pytest.mark.parametrize("pair_ids", [[0, 0, 1, 1], [0, 1, 1, 0], [0, 0, 0, 0], [0, 1], [0.0, 1.0, 0.0, 1.0]])
+def test_pairs_made_by_hand_are_halves(pair_ids):
+    logits, ids = torch.zeros(4, 3, 5), torch.ones(4, 3, dtype=torch.int64)
+    assert preference_loss(logits, {"labels": ids, "pair_ids": torch.tensor([7, 3, 7, 3])}, 2, objective=simpo) > 0
+    with pytest.raises(ValueError, match=r"pair_ids.*first half of 4 rows.*count_pairs"):
+        preference_loss(logits, {"labels": ids, "pair_ids": torch.tensor(pair_ids)}, 2, objective=simpo)
 
 
 def test_the_trainer_counts_sequences():
