@@ -4,8 +4,7 @@
 that nothing is downloaded.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -20,11 +19,13 @@ from torchmetrics import classification as torchmetrics_classification
 
 from metrics import classification
 
-from . import harness
-from .harness import Goal, Result, Row, Spread, Timed
+from . import contenders, harness
+from .contenders import OURS, Contender
+from .harness import Goal, Result, Row
 
 CLASSES = 10
-OURS, SKLEARN, TORCHMETRICS, EVALUATE = "classification", "scikit-learn", "torchmetrics", "evaluate"
+SKLEARN, TORCHMETRICS, EVALUATE = "scikit-learn", "torchmetrics", "evaluate"
+TASK = "seven scores"
 
 # Of each score the function of scikit-learn and its options.
 SCORES: dict[str, Callable[..., float]] = {
@@ -37,15 +38,8 @@ SCORES: dict[str, Callable[..., float]] = {
     "f1_macro": partial(sklearn.metrics.f1_score, average="macro"),
 }
 
-
-@dataclass(frozen=True)
-class Sizes:
-    labels: int
-    rounds: int
-
-
-FULL = Sizes(labels=1_000_000, rounds=3)
-QUICK = Sizes(labels=1_000, rounds=1)
+LABELS = {True: 1_000, False: 1_000_000}  # by quick
+ROUNDS = 3
 
 # --- what is compared -------------------------------------------------------------------------------------------------
 
@@ -104,82 +98,43 @@ def with_evaluate() -> Callable[[np.ndarray, np.ndarray], dict[str, float]]:
 
 MAKERS = {OURS: with_classification, SKLEARN: with_sklearn, TORCHMETRICS: with_torchmetrics, EVALUATE: with_evaluate}
 
-# --- measuring --------------------------------------------------------------------------------------------------------
 
-
-def make_ids(sizes: Sizes) -> tuple[np.ndarray, np.ndarray]:
+def make_ids(count: int) -> tuple[np.ndarray, np.ndarray]:
     """Predictions that are right three times out of four, and labels of unequal frequency."""
     generator = np.random.default_rng(0)
-    labels = generator.choice(CLASSES, sizes.labels, p=generator.dirichlet(np.full(CLASSES, 5.0)))
-    ids = np.where(generator.random(sizes.labels) < 0.75, labels, generator.integers(0, CLASSES, sizes.labels))
+    labels = generator.choice(CLASSES, count, p=generator.dirichlet(np.full(CLASSES, 5.0)))
+    ids = np.where(generator.random(count) < 0.75, labels, generator.integers(0, CLASSES, count))
     return ids.astype(np.int64), labels.astype(np.int64)
+
+
+def ways(quick: bool) -> list[Contender]:
+    """All score the same arrays; each returns just the scores that are compared."""
+    arrays = make_ids(LABELS[quick])
+
+    def seven(scores: Callable[..., dict[str, float]]) -> dict[str, float]:
+        found = scores(*arrays)
+        return {name: found[name] for name in SCORES}
+
+    return [Contender(name, partial(seven, make())) for name, make in MAKERS.items()]
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
 
 
 def run(*, quick: bool, device: str) -> list[Row]:
     """The arrays lie in the host's memory, where the Trainer puts them, whatever the device."""
-    sizes = QUICK if quick else FULL
-    ids, labels = make_ids(sizes)
-    scores = {name: make() for name, make in MAKERS.items()}
-    harness.progress(f"metrics: {len(SCORES)} scores of {sizes.labels:,} labels")
-    seconds = harness.interleave(
-        [
-            Timed(name, partial(tuple, (ids, labels)), lambda arrays, score=score: score(*arrays))
-            for name, score in scores.items()
-        ],
-        rounds=sizes.rounds,
-    )
-    exact = scores[SKLEARN](ids, labels)
-    return [
-        {"with": name, "labels": sizes.labels, "seconds": seconds[name], "error": error(score(ids, labels), exact)}
-        for name, score in scores.items()
-    ]
-
-
-def error(scores: dict[str, float], exact: dict[str, float]) -> float:
-    """The largest difference from scikit-learn's scores, all of which must be there."""
-    return max(abs(scores[name] - value) for name, value in exact.items())
-
-
-# --- the report -------------------------------------------------------------------------------------------------------
+    return contenders.measure(TASK, ways, quick=quick, rounds=ROUNDS)
 
 
 def report(results: Sequence[Result]) -> str:
-    parts = [
-        f"{', '.join(SCORES)}; {CLASSES} classes. scikit-learn is called once for each score.",
-    ]
-    for result in results:
-        parts += [f"### {harness.title(result)}", harness.provenance(result)]
-        if not result.quick:
-            parts.append(harness.goals_table(goals(result.rows)))
-        parts.append(metrics_table(result.rows))
-    return "\n\n".join(parts)
+    about = (
+        f"{', '.join(SCORES)}; {CLASSES} classes, {LABELS[False]:,} labels. scikit-learn is called once for each score."
+    )
+    return contenders.report(about, results, limits={(TASK, SKLEARN): 1 / 20}, more=same)
 
 
-def goals(rows: Sequence[Row]) -> list[Goal]:
-    seconds = {row["with"]: row["seconds"] for row in rows}
-    limits = {SKLEARN: 1 / 20, TORCHMETRICS: 1.0, EVALUATE: 1.0}
-    times = [
-        Goal(f"time over {name}", limit, harness.ratio(seconds[OURS], seconds[name]).median)
-        for name, limit in limits.items()
-    ]
-    return [*times, Goal("largest difference from scikit-learn", 1e-12, rows[0]["error"])]
-
-
-def metrics_table(rows: Sequence[Row]) -> str:
-    baseline = next(row["seconds"] for row in rows if row["with"] == OURS)
-    header = ("with", "labels", "time, ms", f"over {OURS}", "largest difference from scikit-learn")
-    return harness.table(header, [_cells(row, baseline) for row in rows])
-
-
-def _cells(row: Row, baseline: Sequence[float]) -> list[str]:
-    times = Spread.of([1000 * value for value in row["seconds"]])
-    return [
-        row["with"],
-        f"{row['labels']:,}",
-        f"{times:.1f}",
-        f"{harness.ratio(row['seconds'], baseline):.1f}",
-        f"{row['error']:.1g}",
-    ]
+def same(rows: Mapping[tuple[str, str], Row]) -> list[Goal]:
+    return [Goal(f"{TASK}: largest difference from scikit-learn", 1e-12, rows[TASK, SKLEARN]["difference"])]
 
 
 PACKAGES = ("numpy", "scikit-learn", "torch", "torchmetrics", "evaluate")
