@@ -95,7 +95,8 @@ def focal(log_prob: Tensor, *, gamma: float = 2.0) -> Tensor:
     """
     if not gamma >= 0:
         raise ValueError(f"gamma must be >= 0, got {gamma}")
-    return -log_prob * _miss(log_prob) ** gamma
+    # Where p is 0 the weight is 1 and flat: through it, infinite log_prob times no slope would be NaN.
+    return -log_prob * (_miss(log_prob) ** gamma).masked_fill(log_prob == -math.inf, 1)
 
 
 def poly1(log_prob: Tensor, *, epsilon: float = 1.0) -> Tensor:
@@ -191,7 +192,8 @@ def dft(log_prob: Tensor) -> Tensor:
         >>> dft(torch.tensor([0.5, 0.1]).log())
         tensor([0.3466, 0.2303])
     """
-    return -log_prob * log_prob.detach().exp()
+    weight = log_prob.detach().exp()
+    return weight * -log_prob.masked_fill(weight == 0, 0)  # 0 in the limit too
 
 
 def eaft(log_prob: Tensor, entropy: Tensor, *, alpha: float = 1.0, scale: float = math.log(20)) -> Tensor:
@@ -221,7 +223,8 @@ def eaft(log_prob: Tensor, entropy: Tensor, *, alpha: float = 1.0, scale: float 
     """
     if not (alpha >= 0 and scale > 0):
         raise ValueError(f"alpha must be >= 0 and scale positive, got alpha={alpha}, scale={scale}")
-    return -log_prob * (entropy.detach().clamp(min=0) / scale) ** alpha
+    weight = (entropy.detach().clamp(min=0) / scale) ** alpha
+    return weight * -log_prob.masked_fill(weight == 0, 0)  # a label that is ruled out has infinite cross-entropy
 
 
 def entropy_bonus(entropy: Tensor) -> Tensor:

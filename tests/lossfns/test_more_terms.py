@@ -8,13 +8,16 @@ import torch
 
 from lossfns import (
     causal_lm_loss,
+    class_weighted,
     cross_entropy,
     dft,
     eaft,
     entropy_bonus,
+    focal,
     hidden_states,
     masked_lm_loss,
     policy_gradient,
+    poly1,
     token_weighted,
     unlikelihood,
     weighted_sum,
@@ -156,6 +159,57 @@ def test_a_ratio_that_overflows_has_no_nan():
     given = torch.tensor([-0.1], requires_grad=True)
     policy_gradient(given, torch.tensor([-1e4]), torch.tensor([1.0])).backward()
     assert given.grad.item() == 0.0
+
+
+def with_gradient(loss, logits):
+    leaf = logits.clone().requires_grad_()
+    value = loss(leaf)
+    return value.item(), torch.autograd.grad(value, leaf)[0]
+
+
+RULED_OUT = {
+    # term, its value, and its slope by -log_prob
+    "focal": (partial(focal, gamma=2.0), math.inf, 1.0),
+    "focal 0.5": (partial(focal, gamma=0.5), math.inf, 1.0),
+    "focal 0": (partial(focal, gamma=0.0), math.inf, 1.0),
+    "poly1": (poly1, math.inf, 1.0),
+    "dft": (dft, 0.0, 0.0),
+    "eaft": (eaft, math.inf, math.log(V - 1) / math.log(20)),
+    "class weighted": (class_weighted(focal, [2.0] * V), math.inf, 2.0),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+@pytest.mark.parametrize("name", RULED_OUT)
+def test_a_label_that_is_ruled_out_has_the_slope_of_the_limit(name, dtype):
+    """A logit of -inf: cross-entropy is infinite there and pushes by 1; nothing is NaN."""
+    term, value, slope = RULED_OUT[name]
+    logits = torch.zeros(1, 2, V, dtype=dtype)
+    logits[0, 0, 3] = -torch.inf
+    loss, gradient = with_gradient(lambda x: masked_lm_loss(x, torch.tensor([[3, N]]), term=term), logits)
+    assert loss == pytest.approx(value)
+    others = torch.full((V,), slope / (V - 1)).index_fill(0, torch.tensor([3]), -slope)
+    torch.testing.assert_close(
+        gradient[0, 0], others.to(gradient.dtype), rtol=2e-3 if dtype == torch.float16 else 1e-6, atol=0
+    )
+
+
+def test_a_label_against_a_certain_prediction_teaches_eaft_nothing():
+    logits = torch.full((1, 1, V), -torch.inf)
+    logits[0, 0, 2] = 0.0
+    loss, gradient = with_gradient(lambda x: masked_lm_loss(x, torch.tensor([[3]]), term=eaft), logits)
+    assert loss == 0
+    assert not gradient.any()
+
+
+@pytest.mark.parametrize(
+    ("formula", "term"), [(lambda x: -x * (-torch.expm1(x)) ** 2, focal), (lambda x: -x * x.detach().exp(), dft)]
+)
+def test_the_plain_formula_breaks_on_what_is_ruled_out(formula, term):
+    for function, broken in ((formula, True), (term, False)):
+        leaf = torch.tensor([-torch.inf]).requires_grad_()
+        assert torch.autograd.grad(function(leaf).sum(), leaf)[0].isnan().item() == (broken and term is focal)
+        assert function(leaf).isnan().item() == (broken and term is dft)
 
 
 def test_unlikelihood_without_cancellation():
