@@ -26,6 +26,7 @@ from .terms import (
 )
 
 Normalize = Literal["items", "weights"]
+NormalizeTokens = Literal["tokens", "weights"]
 
 
 def classification_loss(
@@ -100,10 +101,12 @@ def token_classification_loss(
     label_smoothing: float = 0.0,
     logit_adjustment: ClassValues | None = None,
     margins: ClassValues | None = None,
-    normalize: Normalize = "items",
+    normalize: NormalizeTokens = "tokens",
     select: Selector | None = None,
 ) -> Tensor:
     """Mean of a term over the labelled tokens: `classification_loss` with logits `(B, S, C)` and labels `(B, S)`.
+
+    Its items are tokens, and `normalize` says "tokens" or "weights", as for language models.
 
     Example:
         >>> import torch
@@ -125,7 +128,7 @@ def _class_loss(
     label_smoothing: float,
     logit_adjustment: ClassValues | None,
     margins: ClassValues | None,
-    normalize: Normalize,
+    normalize: Normalize | NormalizeTokens,
     select: Selector | None,
 ) -> Tensor:
     """What both share: soft labels, and smoothing under class weights, are expectations; the rest is the kernel's."""
@@ -137,7 +140,7 @@ def _class_loss(
     logits = _adjusted(logits, logit_adjustment)
     if margins is not None:
         logits = _lowered(logits, None if soft else ids, margins)
-    weighted = by_weights(normalize, "items")
+    weighted = by_weights(normalize, "items" if dimensions == 1 else "tokens")
     together = label_smoothing != 0.0 and class_weights is not None
     term = _with_options(term, class_weights, label_smoothing)
     if not soft and not together:

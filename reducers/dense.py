@@ -61,14 +61,14 @@ def segmentation_counts(logits: Logits, labels: Labels, *, select: Selector | No
 
 
 @torch.no_grad()
-def embeddings(logits: Logits, labels: Labels, *, select: Callable[[Any], Any], normalize: bool = True) -> Any:
+def embeddings(logits: Logits, labels: Labels, *, select: Callable[[Any], Any], unit_length: bool = True) -> Any:
     """Vectors that a model returns, one or several a sample, for retrieval over the whole evaluation set.
 
     Args:
         logits: what the Trainer hands over.
         labels: not read.
         select: picks `(B, D)` tensors, one or a dict of them, as `lambda outputs: {"queries": outputs[0], ...}`.
-        normalize: to length 1, so that products are cosines.
+        unit_length: scale each vector to length 1, so that products are cosines.
 
     Returns:
         What `select` picked, float32 (float64 for float64 vectors).
@@ -83,15 +83,15 @@ def embeddings(logits: Logits, labels: Labels, *, select: Callable[[Any], Any], 
     """
     found = select(logits)
     if isinstance(found, dict):
-        return {name: _vectors(value, normalize) for name, value in found.items()}
-    return _vectors(found, normalize)
+        return {name: _vectors(value, unit_length) for name, value in found.items()}
+    return _vectors(found, unit_length)
 
 
-def _vectors(vectors: Tensor, normalize: bool) -> Tensor:
+def _vectors(vectors: Tensor, unit_length: bool) -> Tensor:
     if check_logits(vectors).ndim != 2:
         raise ValueError(f"one vector a sample is (batch, size); got {tuple(vectors.shape)}. Pool tokens in select=")
     vectors = vectors.to(compute_dtype(vectors.dtype))
-    return F.normalize(vectors, dim=-1) if normalize else vectors
+    return F.normalize(vectors, dim=-1) if unit_length else vectors
 
 
 @torch.no_grad()

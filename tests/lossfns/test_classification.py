@@ -583,6 +583,12 @@ OTHERS = torch.tensor([[0.5, 0.5, 0.0, 0.0]]).expand(B, C)
         (lambda x: classification_loss(x, LABELS, label_smoothing=0.1, term=focal), ValueError, "not for focal"),
         (lambda x: classification_loss(x, LABELS, normalize="weights"), ValueError, "cross_entropy has none"),
         (lambda x: classification_loss(x, LABELS, normalize="mean"), ValueError, "'items' or 'weights'"),
+        (lambda x: classification_loss(x, LABELS, normalize="tokens"), ValueError, "'items' or 'weights'"),
+        (
+            lambda x: token_classification_loss(x[:, None], LABELS[:, None], normalize="items"),
+            ValueError,
+            "'tokens' or 'weights'",
+        ),
         (lambda x: classification_loss(x, LABELS, margins=[0.1]), ValueError, "margins is for 1 classes"),
         (lambda x: classification_loss(x, SOFT, margins=WEIGHTS), ValueError, "soft labels have none"),
         (lambda x: classification_loss(x, LABELS, logit_adjustment=[0.0] * 3), ValueError, "is for 3 classes"),

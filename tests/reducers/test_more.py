@@ -167,7 +167,7 @@ def test_vectors():
     found = embeddings((first, second), None, select=lambda outputs: {"queries": outputs[0], "documents": outputs[1]})
     assert torch.allclose(found["queries"], first / first.square().sum(1, keepdim=True).sqrt(), rtol=1e-12)
     assert found["documents"].dtype == torch.float32
-    assert torch.equal(embeddings(first, None, select=lambda outputs: outputs, normalize=False), first)
+    assert torch.equal(embeddings(first, None, select=lambda outputs: outputs, unit_length=False), first)
     with pytest.raises(ValueError, match="Pool tokens"):
         embeddings(normal(2, 3, 4), None, select=lambda outputs: outputs)
 

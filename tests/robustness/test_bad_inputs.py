@@ -154,7 +154,7 @@ def class_loss(function: Callable[..., Any], good: dict[str, Any], labels: list[
         "label_smoothing": NO_CHANCE,
         "logit_adjustment": numbers,
         "margins": numbers,
-        "normalize": ["tokens", "weights", None],
+        "normalize": ["sequences", "weights", None],
     }
     return Entry(function, good, bad)
 
