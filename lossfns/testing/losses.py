@@ -527,7 +527,7 @@ def loss_rules(
         Callables with a name: `rule(my_loss)` raises AssertionError, or returns what was compared.
 
     Raises:
-        ValueError: no such task, no such rule, no reason.
+        ValueError: no such task, or one whose batches do not fit; no such rule, no reason.
 
     Example:
         >>> from lossfns import causal_lm_loss
@@ -535,6 +535,7 @@ def loss_rules(
         [0.0]
     """
     found = find_task(task)
+    found.check(classes)
     absent: dict[Check, bool] = {
         reads: not found.sequence,
         padding: not found.sequence,
@@ -566,7 +567,7 @@ def check_loss(loss: Loss, task: str | Task = "causal_lm", **options: Any) -> Re
 
     Raises:
         AssertionError: a rule is broken: its name, what was given and expected, and how to mend it.
-        ValueError: no such task, no such rule, no reason.
+        ValueError: as for `loss_rules`.
 
     Example:
         >>> def mean_loss(outputs, labels, num_items_in_batch=None):

@@ -17,6 +17,7 @@ Extra = Callable[[Tensor], Tensor]
 # Ragged rows, prompts, holes; first labels that no logit of a causal model predicts; both ends of the class ids.
 _ROWS = ("11111111", "00111000", "11010000", "01100000")
 _SCORED = torch.tensor([[place == "1" for place in row] for row in _ROWS])
+_SAMPLES, _COLUMNS = 4, 4  # what the rules take rows and columns from
 
 
 @dataclass(frozen=True)
@@ -70,11 +71,11 @@ class Task:
 
     Attributes:
         name: what it is called.
-        make: `(generator, classes) -> (logits, labels)`, of four samples, which stand first: floating logits
-            `(4, ..., classes)` in float64, labels `(4, ...)`, -100 where there is none.
+        make: `(generator, classes) -> (logits, labels)`, of four samples, which stand first: logits `(4, ..., classes)`
+            in float64, labels `(4, ...)`, -100 where there is none.
         values: the labels there can be, of a number of classes.
-        sequence: whether labels are tokens, `(B, S, ...)`, each with logits at its own place, `(B, S, ..., classes)`:
-            more of them may be padding.
+        sequence: whether labels are tokens, `(B, S, ...)`, four or more, each with logits at its own place,
+            `(B, S, ..., classes)`: more of them may be padding.
         shift: the label at `i` is predicted by the logit at `i - shift`.
         whole: whether a sequence is one item, if it has a label in each of its rows `(B, S, rows)`; else each token is.
         output: what the model returns to a loss, made of the logits by differentiable functions; a reducer is given the
@@ -103,6 +104,21 @@ class Task:
             torch.manual_seed(seed)
             logits, labels = self.make(torch.Generator().manual_seed(seed), classes)
             return Batch(logits, labels, {name: extra(labels) for name, extra in (extras or {}).items()})
+
+    def check(self, classes: int) -> None:
+        """Raise ValueError where the rules can do nothing with what `make` makes."""
+        batch = self.batch(classes)
+        logits, labels = batch.logits, batch.labels
+        wrong = len(logits) != _SAMPLES or len(labels) != _SAMPLES or logits.dtype != torch.float64
+        if self.sequence and not wrong:
+            beside = labels.ndim > 1 and logits.shape == (*labels.shape, classes)
+            wrong = not beside or labels.shape[1] < _COLUMNS or len(self.positions(labels)) < _COLUMNS
+        if wrong:
+            needs = f", {_COLUMNS} labels at least, and logits (*labels.shape, {classes})" if self.sequence else ""
+            raise ValueError(
+                f"the task {self.name!r} makes {logits.dtype} logits {tuple(logits.shape)} and labels "
+                f"{tuple(labels.shape)}; the rules need {_SAMPLES} samples, torch.float64{needs}"
+            )
 
     @property
     def by_token(self) -> bool:

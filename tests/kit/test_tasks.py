@@ -1,11 +1,14 @@
 """The rules for losses over outputs and labels of other shapes: each defect is named, nothing right is blamed."""
 
+from dataclasses import replace
+
 import pytest
+import torch
 
 from lossfns.terms import name_of
 from lossfns.testing import Task, check_loss, loss_rules
 
-from . import registry
+from . import registry, tasks
 from .other_outputs import BROKEN, RIGHT
 from .verdicts import broken_rules
 
@@ -35,7 +38,32 @@ def names(task):
     return [rule.name for rule in loss_rules(task)]
 
 
-def test_rules_follow_the_shape_of_a_task():
-    assert names(Task("tokens", None, sequence=True)) == names("causal_lm")
-    assert names(Task("pairs", None, sequence=True, whole=True)) == names("causal_lm")
-    assert names(Task("samples", None)) == names("classification")
+@pytest.mark.parametrize(
+    ("task", "like"),
+    [(tasks.IMAGES, "causal_lm"), (tasks.COMPLETIONS, "causal_lm"), (tasks.SPANS, "classification")],
+    ids=["tokens", "whole", "samples"],
+)
+def test_the_rules_follow_the_shape_of_a_task(task, like):
+    assert names(task) == names(like)
+
+
+def makes(logits, labels, **options):
+    return Task(
+        "mine", lambda generator, classes: (torch.zeros(logits).double(), torch.zeros(labels).long()), **options
+    )
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        (makes((5, 7), (5,)), r"the task 'mine' makes torch.float64 logits \(5, 7\) and labels \(5,\); .* 4 samples"),
+        (replace(makes((4, 7), (4,)), make=lambda *_: (torch.zeros(4, 7), torch.zeros(4))), "torch.float32 logits"),
+        (makes((4, 3, 7), (4, 3), sequence=True), "4 labels at least"),
+        (makes((4, 7), (4,), sequence=True), r"logits \(\*labels.shape, 7\)"),
+        (makes((4, 7, 8), (4, 8), sequence=True), r"makes .* \(4, 7, 8\) and labels \(4, 8\)"),
+    ],
+    ids=["five samples", "float32", "three columns", "no columns", "channels first"],
+)
+def test_a_task_that_does_not_fit_is_refused(task, message):
+    with pytest.raises(ValueError, match=message):
+        check_loss(registry.LOSSES[0].function, task)
