@@ -5,14 +5,15 @@ import contextlib
 import gc
 import json
 import math
+import multiprocessing
 import os
 import platform
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -42,13 +43,15 @@ class Timed:
     run: Callable[[Any], object]
 
 
-def interleave(variants: Sequence[Timed], *, rounds: int, device: str = "cpu") -> dict[str, list[float]]:
-    """Seconds of each variant in each round, run as A B C A B C ... after one round that warms up.
+def interleave(
+    variants: Sequence[Timed], *, rounds: int, device: str = "cpu", warm: bool = False
+) -> dict[str, list[float]]:
+    """Seconds of each variant in each round, run as A B C A B C ... after one round that warms up, unless all are warm.
 
     What disturbs the machine for a while meets all variants alike: compare them round by round.
     """
     seconds: dict[str, list[float]] = {variant.name: [] for variant in variants}
-    for number in range(rounds + 1):
+    for number in range(warm, rounds + 1):
         for variant in variants:
             elapsed = _time_once(variant, device)
             if number:
@@ -169,8 +172,15 @@ def _processor() -> str:
 
 
 def versions(*distributions: str) -> dict[str, str]:
-    """Python's version and those of installed distributions."""
-    return {"python": platform.python_version()} | {name: metadata.version(name) for name in distributions}
+    """Python's version and those of distributions, which need not all be there."""
+    return {"python": platform.python_version()} | {name: _version(name) for name in distributions}
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def allocator() -> str:
@@ -191,8 +201,11 @@ def check_device(device: str) -> None:
         raise SystemExit("--device cuda: torch finds no CUDA device here, so there is nothing to measure; leave it out")
 
 
-def main(benchmark: str, run: Callable[..., list[Row]], packages: Sequence[str]) -> None:
-    """The command line of a benchmark's own module: runs it in this process and writes its result file."""
+def main(benchmark: str, run: Callable[..., Iterable[Row]], packages: Sequence[str]) -> None:
+    """The command line of a benchmark's own module: runs it in this process and writes its result file.
+
+    A benchmark that yields its rows has them written as they come.
+    """
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{benchmark}")
     parser.add_argument("folder", type=Path, help="where the result file goes")
     parser.add_argument("--quick", action="store_true", help="sizes too small to show anything but that it runs")
@@ -202,8 +215,7 @@ def main(benchmark: str, run: Callable[..., list[Row]], packages: Sequence[str])
     kind = allocator() if given.device == "cpu" else "caching"
     gc.freeze()  # what the imports made need not be searched again before every run
     start = time.perf_counter()
-    rows = run(quick=given.quick, device=given.device)
-    Result(
+    result = Result(
         benchmark=benchmark,
         command=" ".join(["python -m benchmarks", benchmark, *_options(given.quick, given.device)]),
         device=given.device,
@@ -211,9 +223,12 @@ def main(benchmark: str, run: Callable[..., list[Row]], packages: Sequence[str])
         quick=given.quick,
         machine=machine(given.device),
         versions=versions(*packages),
-        seconds=time.perf_counter() - start,
-        rows=rows,
-    ).write(given.folder)
+        seconds=0.0,
+        rows=[],
+    )
+    for row in run(quick=given.quick, device=given.device):
+        result.rows.append(row)
+        replace(result, seconds=time.perf_counter() - start).write(given.folder)
 
 
 def run_in_fresh_process(benchmark: str, folder: Path, *, allocator: str, quick: bool, device: str) -> None:
@@ -229,6 +244,40 @@ def run_in_fresh_process(benchmark: str, folder: Path, *, allocator: str, quick:
 
 def _options(quick: bool, device: str) -> list[str]:
     return ["--quick"] * quick + ["--device", device] * (device != "cpu")
+
+
+def in_a_process(fn: Callable[[], Any], *, limit: float | None = None) -> Any:
+    """What `fn` returns in a process of its own, with nothing of this one's memory.
+
+    Raises:
+        TimeoutError: it took longer than `limit` seconds and was stopped.
+        RuntimeError: it raised, or its process died; with the reason.
+    """
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_send_result, args=(fn, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        if not ours.poll(limit):
+            process.kill()
+            raise TimeoutError(f"stopped after {limit:.0f} s")
+        found, reason = ours.recv()
+    except EOFError:
+        raise RuntimeError("its process died: out of memory?") from None
+    finally:
+        process.join()
+    if reason:
+        raise RuntimeError(reason)
+    return found
+
+
+def _send_result(fn: Callable[[], Any], connection: Any) -> None:
+    try:
+        message = fn(), ""
+    except Exception as error:  # whatever it is, it is the result
+        message = None, " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    connection.send(message)
 
 
 def progress(message: str) -> None:

@@ -6,11 +6,16 @@ temporaries inside a kernel too, but depends on the allocator and on what the pr
 
 import ctypes
 import gc
+import itertools
+import platform
+import re
+import resource
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -85,6 +90,21 @@ def peak_bytes(fn: Callable[[], object]) -> Peak:
     return Peak(counter.peak, kept)
 
 
+def allocated_peak(fn: Callable[[], object], *, device: str = "cpu") -> int:
+    """Runs `fn` and returns the peak of what torch's allocator handed out above the start, in bytes.
+
+    Unlike `peak_bytes` it sees the temporaries inside kernels and in compiled code, which refuses a dispatch mode.
+    """
+    if device != "cpu":
+        return resident_peak(fn, device=device)
+    gc.collect()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        fn()
+    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    events.sort(key=lambda event: event.start_ns())
+    return max(itertools.accumulate(event.nbytes() for event in events), default=0)
+
+
 def resident_peak(fn: Callable[[], object], *, device: str = "cpu") -> int:
     """Runs `fn` and returns the peak of the memory in use above that at the start, in bytes.
 
@@ -102,6 +122,17 @@ def resident_peak(fn: Callable[[], object], *, device: str = "cpu") -> int:
     fn()
     torch.cuda.synchronize(device)
     return torch.cuda.max_memory_allocated(device) - start
+
+
+def process_peak(*, device: str = "cpu") -> int:
+    """The most memory this process has ever held, in bytes: resident pages, or on a GPU what torch handed out."""
+    if device != "cpu":
+        return torch.cuda.max_memory_allocated(device)
+    status = Path("/proc/self/status")
+    if status.exists():  # unlike getrusage, which hands a parent's peak down to its children
+        return 1024 * int(re.search(r"^VmHWM:\s*(\d+) kB", status.read_text(), re.MULTILINE).group(1))
+    unit = 1 if platform.system() == "Darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _return_freed_memory() -> None:

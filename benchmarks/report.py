@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from . import evaluation, hidden, losses, metrics, metrics_tasks
+from . import evaluation, hidden, hidden_step, losses, metrics, metrics_tasks
 from .harness import Result
 
 
@@ -30,6 +30,7 @@ SECTIONS = (
         hidden.report,
         ("default", "kept"),
     ),
+    Section("Logits that never exist: a real model in the Trainer", "hidden_step", hidden_step.report),
     Section("Evaluation: what the stock Trainer keeps", "evaluation", evaluation.report),
     Section("Metrics: seven scores of the same arrays", "metrics", metrics.report),
     Section("Metrics: tokens, entities and intervals", "metrics_tasks", metrics_tasks.report),

@@ -1,26 +1,29 @@
 """The benchmark of hidden states at its smallest."""
 
 import gc
+from functools import partial
+from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from benchmarks import hidden
+from benchmarks import harness, hidden, hidden_step
 from benchmarks.hidden import Loss, Products
+from benchmarks.memory import process_peak
 
-TINY = hidden.Sizes(tokens=8, hidden=8, rounds=1, rows=1, length=8)
+TINY = hidden.Sizes(tokens=8, hidden=8, seconds=0.0)
 
 
-def fails(batch):
-    raise ImportError("\n  no such peer\n")
+def fails():
+    raise ImportError("\n  no such function\n")
 
 
 @pytest.fixture(scope="module")
 def rows():
     gc.freeze()
-    losses = [*hidden.LOSSES[:3], Loss("absent", fails, peer=True)]
-    yield hidden.measure("float32", "all", TINY, "cpu", losses)
+    losses = [*hidden.LOSSES[:2], Loss("absent", hidden.trl_chunked, peer=True, package="none")]
+    yield [*hidden.measure("float32", "all", TINY, "cpu", losses)]
     gc.unfreeze()
 
 
@@ -49,6 +52,60 @@ def test_a_wrong_gradient_is_found():
     assert [row[f"{name}_error"] for name in ("value", "hidden", "weight")] == pytest.approx([0.1] * 3, rel=1e-3)
 
 
-def test_a_peer_that_fails_is_shown_with_the_reason(rows):
-    assert rows[-1]["reason"] == "ImportError: no such peer"
-    assert "| absent | ImportError: no such peer |" in hidden.loss_table(rows)
+def test_a_peer_that_is_not_there_is_shown_with_the_reason(rows):
+    assert rows[-1]["reason"] == "not installed: `make peers`"
+    assert "| absent |  | not installed: `make peers` |" in hidden.loss_table(rows)
+
+
+def test_a_peer_that_fails_says_why():
+    sent = []
+    harness._send_result(fails, mock.Mock(send=sent.append))
+    assert sent == [(None, "ImportError: no such function")]
+
+
+def test_a_peer_is_measured_in_a_process_of_its_own_and_stopped_when_it_is_slow(monkeypatch):
+    peer = hidden.LOSSES[2]
+    make = partial(hidden.make_batch, 8, 8, torch.float32, ignored=0.0, device="cpu")
+    batch = make()
+    truth = hidden.true_gradients(batch)
+    row = hidden.measure_peer(peer, make, batch.forget(), truth, 60.0, "cpu")
+    assert row["products"] == pytest.approx(3 * 8 / 7)
+    assert row["weight_error"] < 1e-5
+    assert len(row["seconds"]) == 1
+    assert row["seconds"] != [row["first_seconds"]]
+    monkeypatch.setattr(hidden, "START", 0.1)
+    assert hidden.measure_peer(peer, make, batch, truth, 0.0, "cpu") == {"reason": "stopped after 0 s"}
+
+
+def test_rounds_that_fit_but_three_at_least(rows):
+    assert [len(row["seconds"]) for row in rows[:2]] == [3, 3]
+
+
+def test_each_number_is_held_against_its_limit(rows):
+    """A number changed in the rows changes its line of the table, and no other."""
+    changed = [rows[0], rows[1] | {"products": 3.5}, *rows[2:]]
+    usual, other = (hidden.goals(given, "kept") for given in (rows, changed))
+    (line,) = (goal for goal, before in zip(other, usual, strict=True) if goal != before)
+    assert line.what == "float32, all supervised: products with the vocabulary a supervised token"
+    assert (line.limit, line.measured, line.reached) == (3, 3.5, False)
+
+
+def test_the_step_that_must_save_two_and_a_half_copies():
+    names, copy = ("process", "process_before", "peak", "logits_bytes"), 100
+    peaks = {hidden_step.STOCK_STEP: 1000, hidden_step.STEP: 740, hidden_step.EVALUATION: 84, hidden_step.FORWARD: 80}
+    rows = [{"case": case} | dict(zip(names, (peak, 50, peak, copy), strict=True)) for case, peak in peaks.items()]
+    saved, evaluation = hidden_step.goals(rows)
+    assert (evaluation.measured, evaluation.reached) == (0.04, True)
+    assert saved.reached
+    rows[1]["process"] = 760
+    assert not hidden_step.goals(rows)[0].reached
+
+
+def test_the_peak_of_a_process_only_grows():
+    before = process_peak()
+    block = bytearray(200 << 20)
+    block[::4096] = b"x" * len(block[::4096])
+    during = process_peak()
+    del block
+    assert during >= before
+    assert process_peak() == pytest.approx(during, rel=0.01)

@@ -1,0 +1,166 @@
+"""What a training step and an evaluation of SmolLM2-135M in the stock Trainer peak at, with logits and without.
+
+4 x 512 tokens. Each in a process of its own, whose peak is the system's own count (`VmHWM`).
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainingArguments
+
+from lossfns import causal_lm_loss, hidden_states
+from reducers import sample_sums
+
+from . import assets, harness
+from .harness import Goal, Result, Row
+from .memory import peak_bytes, process_peak
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is trained on and evaluated: `rows` x `length` tokens."""
+
+    rows: int
+    length: int
+
+
+FULL = Sizes(rows=4, length=512)
+QUICK = Sizes(rows=2, length=32)
+
+STOCK_STEP, STEP = "a step, stock loss", "a step, from hidden states"
+EVALUATION, FORWARD = "an evaluation, from hidden states", "the forward alone, one logit a row"
+
+
+def stock_step(model: PreTrainedModel, make: Callable[..., Trainer]) -> Callable[[], object]:
+    return make().train
+
+
+def step(model: PreTrainedModel, make: Callable[..., Trainer]) -> Callable[[], object]:
+    return make(compute_loss_func=partial(causal_lm_loss, source=hidden_states(model))).train
+
+
+def evaluation(model: PreTrainedModel, make: Callable[..., Trainer]) -> Callable[[], object]:
+    source = hidden_states(model)
+    return make(
+        compute_loss_func=partial(causal_lm_loss, source=source),
+        preprocess_logits_for_metrics=partial(sample_sums, shift=1, source=source),
+        compute_metrics=lambda evaluated: {"tokens": float(evaluated.predictions["tokens"].sum())},
+    ).evaluate
+
+
+def forward(model: PreTrainedModel, make: Callable[..., Trainer]) -> Callable[[], object]:
+    """The same pass of the Trainer with nothing made of its outputs."""
+    batch = next(iter(make().get_eval_dataloader()))
+    del batch["labels"]
+
+    @torch.no_grad()
+    def run() -> None:
+        model.eval()(**batch, logits_to_keep=1)
+
+    return run
+
+
+CASES = {STOCK_STEP: stock_step, STEP: step, EVALUATION: evaluation, FORWARD: forward}
+
+
+def make_trainer(model: PreTrainedModel, rows: list[Row], folder: str, device: str, **functions: Any) -> Trainer:
+    trainer = Trainer(
+        model=model,
+        args=TrainingArguments(
+            output_dir=folder,
+            per_device_train_batch_size=len(rows),
+            per_device_eval_batch_size=len(rows),
+            max_steps=1,
+            optim="sgd",
+            save_strategy="no",
+            use_cpu=device == "cpu",
+            report_to=[],
+            disable_tqdm=True,
+            dataloader_pin_memory=False,
+        ),
+        train_dataset=rows,
+        eval_dataset=rows,
+        **functions,
+    )
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def measure(case: str, sizes: Sizes, device: str) -> Row:
+    """The peak of this process, then that of live tensor bytes in a second run of the same."""
+    model, tokenizer = assets.smollm2()
+    model.to(device)
+    ids = tokenizer(assets.english_text())["input_ids"]
+    pieces = [ids[start * sizes.length :][: sizes.length] for start in range(sizes.rows)]
+    rows = [{"input_ids": piece, "labels": piece} for piece in pieces]
+    with tempfile.TemporaryDirectory() as folder:
+        run = CASES[case](model, partial(make_trainer, model, rows, folder, device))
+        before = process_peak(device=device)
+        run()
+        process = process_peak(device=device)
+        model.zero_grad()
+        peak = peak_bytes(run).peak
+    logits = 4 * sizes.rows * sizes.length * model.config.vocab_size
+    return {"case": case, "process_before": before, "process": process, "peak": peak, "logits_bytes": logits}
+
+
+# --- the benchmark ----------------------------------------------------------------------------------------------------
+
+
+def run(*, quick: bool, device: str) -> Iterator[Row]:
+    for case in CASES:
+        harness.progress(f"hidden_step: {case}")
+        yield harness.in_a_process(partial(measure, case, QUICK if quick else FULL, device))
+
+
+def report(results: Sequence[Result]) -> str:
+    parts = [
+        "Real weights in float32, 4 x 512 tokens, each line in a fresh process. *Process* is the most it ever held "
+        "(GPU: what torch handed out), *before* the same when the model was loaded; *peak* is that of live tensor "
+        "bytes above the start of a second run.",
+    ]
+    for result in results:
+        parts += [f"### {harness.title(result)}", harness.provenance(result)]
+        if not result.quick and result.device == "cpu":
+            parts.append(harness.goals_table(goals(result.rows)))
+        parts.append(table(result.rows))
+    return "\n\n".join(parts)
+
+
+def goals(rows: Sequence[Row]) -> list[Goal]:
+    found = {row["case"]: row for row in rows}
+    logits = found[STEP]["logits_bytes"]
+    return [
+        Goal(
+            "a step: process peak over that with the stock loss less 2.5 float32 copies of the logits",
+            1.0,
+            found[STEP]["process"] / (found[STOCK_STEP]["process"] - 2.5 * logits),
+        ),
+        Goal(
+            "an evaluation: peak above the forward alone, in float32 logits",
+            0.05,
+            (found[EVALUATION]["peak"] - found[FORWARD]["peak"]) / logits,
+        ),
+    ]
+
+
+def table(rows: Sequence[Row]) -> str:
+    return harness.table(
+        ("SmolLM2-135M in the stock Trainer", "process, MiB", "before, MiB", "peak, MiB", "one float32 copy, MiB"),
+        [
+            [row["case"], *(f"{row[name] / MIB:.0f}" for name in ("process", "process_before", "peak", "logits_bytes"))]
+            for row in rows
+        ],
+    )
+
+
+PACKAGES = ("torch", "transformers", "accelerate", "numpy")
+
+if __name__ == "__main__":
+    harness.main("hidden_step", run, PACKAGES)
