@@ -174,9 +174,9 @@ class Alignment:
     def gather(self, extra: Tensor, name: str) -> Tensor:
         """Values of an extra tensor `(B, S)` or `(B,)` at the scored labels, `(n,)`."""
         if extra.shape == self.shape:
-            return extra.to(self.positions.device).flatten()[self.positions]
+            return extra.to(self.positions.device, non_blocking=True).flatten()[self.positions]
         if extra.shape == self.shape[:1]:
-            return extra.to(self.positions.device)[self.samples]
+            return extra.to(self.positions.device, non_blocking=True)[self.samples]
         raise ValueError(
             f"'{name}' in the dict of labels has shape {tuple(extra.shape)}; expected the labels' shape "
             f"{tuple(self.shape)} or one value a sample, ({self.shape[0]},)"

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from ._autograd import autocast_off, uncompiled
 from ._rows import compute_dtype
-from .alignment import IGNORED, Labels, Outputs, Selector, check_ids, check_range, select_logits, split_labels
+from .alignment import IGNORED, Labels, Outputs, Selector, check_ids, check_range, on_host, select_logits, split_labels
 from .normalization import NumItems, divide, item_count
 
 
@@ -51,8 +51,7 @@ def ctc_loss(
     """
     ids, extras = split_labels(labels)
     logits = select_logits(outputs, ids, select)
-    host = ids.detach().cpu()
-    frames = _frames(logits, host, extras)
+    host, frames = _labels_and_frames(logits, ids, extras)
     scored = host != IGNORED
     lengths = scored.sum(1)
     _check_labels(host[scored], logits.shape[-1], blank)
@@ -66,7 +65,7 @@ def ctc_loss(
     with autocast_off(logits.device):
         values = F.ctc_loss(
             x.log_softmax(-1).transpose(0, 1),
-            host[scored].long().to(logits.device, non_blocking=True),
+            host[scored].to(logits.device, non_blocking=True),
             frames[rows],
             lengths[rows],
             blank=blank,
@@ -76,8 +75,9 @@ def ctc_loss(
         return divide(values, count)
 
 
-def _frames(logits: Tensor, labels: Tensor, extras: dict[str, Tensor]) -> Tensor:
-    """Frames of each row, `(B,)` int64 on the host."""
+def _labels_and_frames(logits: Tensor, labels: Tensor, extras: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Labels and the frames of each row, `(B,)`, int64 on the host."""
+    check_ids(labels)
     unknown = sorted(extras.keys() - {"input_lengths"})
     if unknown:
         raise ValueError(f"ctc_loss reads only 'input_lengths' beside the labels, the dict of labels has {unknown}")
@@ -87,17 +87,19 @@ def _frames(logits: Tensor, labels: Tensor, extras: dict[str, Tensor]) -> Tensor
             "(batch, frames, vocabulary) and labels (batch, length)"
         )
     most = logits.shape[1]
-    frames = extras["input_lengths"].detach().cpu().long() if extras else torch.full(labels.shape[:1], most)
+    lengths = torch.full(labels.shape[:1], most, device=labels.device)
+    if extras:
+        lengths = extras["input_lengths"].to(labels.device, torch.int64, non_blocking=True)
+    host, frames = on_host(labels, lengths)
     if frames.shape != labels.shape[:1] or bool(((frames < 0) | (frames > most)).any()):
         raise ValueError(
             f"input_lengths must be frames of the logits, 0 to {most}, one a row ({labels.shape[0]},), got "
             f"{frames.tolist()}; model._get_feat_extract_output_lengths(samples) tells them from audio samples"
         )
-    return frames
+    return host, frames
 
 
 def _check_labels(targets: Tensor, classes: int, blank: int) -> None:
-    check_ids(targets)
     if not 0 <= blank < classes:
         raise ValueError(f"blank={blank} is none of the {classes} ids of the logits")
     check_range(targets, classes)

@@ -166,6 +166,17 @@ LOSSES = [
         {"task": "causal_lm"},
     ),
     Entry(
+        "add_losses",
+        lossfns.add_losses(
+            {
+                "hard": (0.7, lossfns.classification_loss),
+                "soft": (0.3, partial(lossfns.classification_loss, label_smoothing=0.1)),
+            }
+        ),
+        CLASSES,
+        "of two losses",
+    ),
+    Entry(
         "watch",
         lossfns.watch(lossfns.causal_lm_loss, lossfns.TrainingMetrics(), token_accuracy="correct"),
         {"task": "causal_lm"},
@@ -436,6 +447,15 @@ EXCEPTIONS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
         },
     ),
     "COLUMNS_ARE_CLASSES": (("padding",), {"multi_label": "the second dimension is the classes, never padded"}),
+}
+
+# The host waits for the device once a call, to read the labels; of these entries so often, for a reason.
+WAITS_MORE_OFTEN = {
+    "add_losses of two losses": (
+        2,
+        "each part that can't be computed in one pass with another reads its labels itself",
+    ),
+    "distillation_loss from the best ids": (2, "the teacher's ids and log-probabilities are checked beside the labels"),
 }
 
 # Exported, and no loss, term, reducer or metric over logits and labels: tested where the reason says.
