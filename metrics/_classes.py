@@ -109,7 +109,8 @@ def check_probabilities(probabilities: Array, shape: tuple[int, ...], *, softmax
 
 def row_starts(active: Array) -> Array:
     """Return where the entries of each sample begin among those that count, `active`, and where the last ones end."""
-    starts = np.zeros(len(active) + 1, sparse.get_index_dtype(maxval=active.size))
+    index = np.int32 if active.size <= np.iinfo(np.int32).max else np.int64  # as in sparse matrices
+    starts = np.zeros(len(active) + 1, index)
     np.cumsum(per_sample(active), out=starts[1:])
     return starts
 

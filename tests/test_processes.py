@@ -181,7 +181,8 @@ def test_they_train_as_one(processes, name, record_property):
     if name.startswith(BROKEN):
         assert min(differences) > 1e-4
     else:
-        assert max(differences) < 1e-10
+        # The norms of the model are float32 whatever its dtype, and compiled ones round otherwise.
+        assert max(differences) < (1e-6 if "torch_compile" in name else 1e-10)
 
 
 @pytest.mark.parametrize("mode", MODES)

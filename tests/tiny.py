@@ -244,6 +244,14 @@ def _stack(tensors: list[torch.Tensor], value: int, side: str) -> torch.Tensor:
 # --- Trainers --------------------------------------------------------------------------------------------------------
 
 
+# What sorts rows of one length together, by its name up to transformers 4.57 and since.
+GROUPED: dict[str, Any] = (
+    {"train_sampling_strategy": "group_by_length"}
+    if hasattr(transformers.TrainingArguments, "train_sampling_strategy")
+    else {"group_by_length": True}
+)
+
+
 def arguments(**changes: Any) -> transformers.TrainingArguments:
     """Training arguments for plain SGD on the CPU that writes nothing; `changes` override them."""
     # Up to 4.57 bf16=True and torch_compile=True stay in the environment and reach every later Trainer of the process.

@@ -6,6 +6,7 @@ Each docstring says why this project relies on the fact.
 import numpy as np
 import pytest
 import torch
+from accelerate.state import GradientState
 
 from tests import tiny
 from tests.contract.probes import MetricSpy, ReducerSpy, anything, mean, since, summed
@@ -116,6 +117,7 @@ def test_23_an_interrupted_stream_is_not_announced():
 def test_23_a_foreign_dataloader_never_ends():
     """A DataLoader that accelerate did not prepare gives no result at all, which only the row count can tell."""
     metric = MetricSpy()
+    GradientState._reset_state()  # older ones still hold the loader of the interrupted loop above
     loader = torch.utils.data.DataLoader(ROWS, batch_size=4, collate_fn=tiny.pad)
     trainer(metric, batch_eval_metrics=True).evaluation_loop(loader, "Evaluation")
     assert metric.flags == [False, False, False]

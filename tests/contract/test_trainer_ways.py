@@ -15,13 +15,9 @@ ROWS = tiny.lm_rows(10)
 
 def test_27_grouping_by_length_reorders_evaluation():
     """Predictions no longer follow the dataset, so a metric never joins them to rows of its own."""
-    if hasattr(transformers.TrainingArguments, "train_sampling_strategy"):
-        grouped = {"train_sampling_strategy": "group_by_length"}
-    else:
-        grouped = {"group_by_length": True}
     reducer = ReducerSpy(lambda logits, labels: labels[:, 0])
     lengths = []
-    for arguments in ({}, grouped):
+    for arguments in ({}, tiny.GROUPED):
         trainer = tiny.trainer(tiny.model("gpt2"), None, anything, reducer=reducer, **arguments)
         labels = trainer.predict(ROWS).label_ids
         lengths.append((labels != tiny.IGNORED).sum(1).tolist())

@@ -9,7 +9,7 @@ import transformers
 from lossfns import causal_lm_loss, hidden_states, token_statistics
 from lossfns.collators import keep_supervised_logits
 from tests import tiny
-from tests.contract.probes import summed
+from tests.contract.probes import since, summed
 from tests.hidden.trained import ROWS, compare, lora
 
 SIZES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -26,12 +26,17 @@ def bert_decoder():
     return transformers.BertLMHeadModel(config).double()
 
 
+KEEPS_LOGITS = pytest.mark.skipif(not since("5.0"), reason="BERT and BioGPT take logits_to_keep from 5.0 on")
+
+
+@KEEPS_LOGITS
 def test_a_transform_before_the_head():
     model = bert_decoder()
     with pytest.raises(ValueError, match=r"differs from the model's own logits by up to .* Use the logits"):
         train(model, hidden_states(model))
 
 
+@KEEPS_LOGITS
 def test_biogpt_whose_decoder_hands_over_what_its_head_reads():
     """The last of its `hidden_states` lacks a norm in some versions; what its decoder returns has it."""
 

@@ -19,8 +19,10 @@ from lossfns import (
 )
 from lossfns.collators import count_pairs, count_sequences, mask_first_label, mask_sequence_starts, with_extras
 from tests import tiny
-from tests.contract.probes import LossSpy, gradient
+from tests.contract.probes import LossSpy, gradient, skip_unless_counted
 from tests.lossfns.cases import ADDITIVE, CASES, N, trainer
+
+skip_unless_counted()
 
 # --- every case in the stock Trainer ---------------------------------------------------------------------------------
 

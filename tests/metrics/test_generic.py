@@ -326,7 +326,7 @@ def test_groups_in_the_trainer(mode, batch):
 
 def test_a_sampler_by_length_is_found_out():
     labels = [int(row["labels"]) for row in CLASSES]
-    trainer = evaluator(by_group(classification(3), GROUPS, labels=labels), train_sampling_strategy="group_by_length")
+    trainer = evaluator(by_group(classification(3), GROUPS, labels=labels), **tiny.GROUPED)
     with pytest.raises(ValueError, match="reorders"):
         trainer.evaluate()
 
