@@ -10,13 +10,15 @@ from torch import Tensor, nn
 
 from ._autograd import autocast_off, hand_over, refuse_second_order, refuse_transforms
 from ._products import Head, products
-from ._rows import Rows, compute_dtype, read, write
+from ._rows import Rows, compute_dtype, read, rows_per_chunk, write
 from ._term_loss import BoundTerm, learns
 from .normalization import divide
 from .statistics import DISCRETE, Block, join
 
-# Bytes of the logits of one chunk: few beside a gradient of the head, and yet enough rows for its products.
+# Bytes of the logits of one chunk: few beside a gradient of the head, and yet enough rows for its products. On a CPU
+# `CPU_HEAD_ROWS` are enough; more of them only where they stay in cache.
 CPU_HEAD_BYTES = 64 << 20
+CPU_HEAD_ROWS = 256
 DEVICE_HEAD_BYTES = 512 << 20
 
 
@@ -179,6 +181,10 @@ def _show(z: Tensor, head: Head, rows: Rows, visit: Callable[[Block, slice], Ten
 
 
 def _rows_at_once(hidden: Tensor, head: Head, rows: Rows) -> int:
-    budget = CPU_HEAD_BYTES if hidden.device.type == "cpu" else DEVICE_HEAD_BYTES
-    most = budget // (head.classes * (head.autocast or hidden.dtype).itemsize)
+    dtype = head.autocast or hidden.dtype
+    if hidden.device.type == "cpu":
+        enough = max(CPU_HEAD_ROWS, rows_per_chunk(head.classes, dtype, hidden.device))
+        most = min(CPU_HEAD_BYTES // (head.classes * dtype.itemsize), enough)
+    else:
+        most = DEVICE_HEAD_BYTES // (head.classes * dtype.itemsize)
     return max(1, min(most, len(rows)))
