@@ -84,11 +84,26 @@ class _Forward:
         hidden: the last hidden states.
         autocast: dtype of the autocast region they were made in, or None.
         logits: the model's own logits of the last position, `(B, V)`.
+        node: what made those logits in the graph, or None without one.
     """
 
     hidden: Tensor
     autocast: torch.dtype | None
     logits: Tensor
+    node: Any
+
+    def gave(self, logits: Tensor) -> bool:
+        """Are these the logits of this forward, or a copy of them: DDP's, or one in another dtype?"""
+        last = _last(logits)
+        if last.shape != self.logits.shape:
+            return False
+        if last.data_ptr() == self.logits.data_ptr():
+            return True
+        parents = () if self.node is None or logits.grad_fn is None else logits.grad_fn.next_functions
+        if any(node is self.node for node, _ in parents):
+            return True
+        # Without a graph the values decide, which waits for the device.
+        return torch.allclose(last.to(self.logits.dtype), self.logits, 0.0, 0.0, equal_nan=True)
 
 
 class HiddenStates:
@@ -157,7 +172,8 @@ class HiddenStates:
             hidden, autocast = self._decoded
             # Virtual tokens of prompt tuning stand in front of those the model was given.
             own = hidden if self._length is None else hidden[:, -self._length :]
-            self._forward = _Forward(own, autocast, _last(output))
+            logits = select_logits(output, None)
+            self._forward = _Forward(own, autocast, _last(logits), logits.grad_fn)
 
     def read(self, outputs: Any, rows: int) -> tuple[Tensor, Head]:
         """The hidden states of the latest forward and the head.
@@ -170,8 +186,8 @@ class HiddenStates:
             RuntimeError: no forward of this model came before, or these are the outputs of another one.
             ValueError: the head and its config do not give the model's own logits, or the head is sharded.
         """
-        latest, given = self._forward, _last(outputs)
-        if latest is None or latest.hidden.shape[0] != rows or not _same(given, latest.logits):
+        latest, logits = self._forward, select_logits(outputs, None)
+        if latest is None or latest.hidden.shape[0] != rows or not latest.gave(logits):
             seen = "no forward" if latest is None else "another forward"
             raise RuntimeError(
                 f"{self!r} saw {seen}, not the one that gave these outputs of {rows} rows. Is it the model "
@@ -182,7 +198,7 @@ class HiddenStates:
         _refuse_sharded(module)
         head = replace(head_of(self.model, module, latest.hidden), autocast=latest.autocast)
         if not self._checked:
-            _compare(head, latest.hidden, given)
+            _compare(head, latest.hidden, _last(logits))
             self._checked = True
         return latest.hidden, head
 
@@ -195,6 +211,9 @@ def hidden_states(model: nn.Module) -> HiddenStates:
     tensor of the step never exists. The one logit a row that the model still makes is held against them: that of the
     first batch against the head's, so that no model with another head goes through, and that of every batch against
     the outputs, so that none is read with the hidden states of another.
+
+    What is read is what the decoder returns, not the last of `output_hidden_states`: of BioGPT that lacks a norm in
+    some versions. A decoder with a transform before its head (Bert, Roberta) raises on the first batch.
 
     Not under DataParallel, with `model_init`, a sharded head (FSDP, ZeRO-3), or together with `keep_supervised_logits`:
     each raises.
@@ -259,16 +278,9 @@ def _refuse_sharded(module: nn.Module) -> None:
         )
 
 
-def _last(outputs: Any) -> Tensor:
-    """The logits of the last position, `(B, V)`."""
-    return select_logits(outputs, None).detach()[:, -1]
-
-
-def _same(given: Tensor, logits: Tensor) -> bool:
-    """Are these the same logits, but for the dtype that the Trainer hands them over in?"""
-    if given.data_ptr() == logits.data_ptr():  # the usual case; comparing values would wait for the device
-        return given.shape == logits.shape
-    return given.shape == logits.shape and torch.allclose(given.to(logits.dtype), logits, 0.0, 0.0, equal_nan=True)
+def _last(logits: Tensor) -> Tensor:
+    """Those of the last position, `(B, V)`."""
+    return logits.detach()[:, -1]
 
 
 def _compare(head: Head, hidden: Tensor, given: Tensor) -> None:

@@ -19,33 +19,34 @@ def train(model, source, **options):
     tiny.trainer(model, ROWS[:8], partial(causal_lm_loss, source=source), **options).train()
 
 
-def bert_decoder():
-    config = transformers.BertConfig(
-        vocab_size=tiny.VOCAB, is_decoder=True, initializer_range=0.2, hidden_dropout_prob=0.0, **SIZES
-    )
-    return transformers.BertLMHeadModel(config).double()
-
-
 KEEPS_LOGITS = pytest.mark.skipif(not since("5.0"), reason="BERT and BioGPT take logits_to_keep from 5.0 on")
 
 
 @KEEPS_LOGITS
-def test_a_transform_before_the_head():
-    model = bert_decoder()
+@pytest.mark.parametrize(("family", "name"), [("Bert", "BertLMHeadModel"), ("Roberta", "RobertaForCausalLM")])
+def test_a_transform_before_the_head(family, name):
+    """Bert-like decoders: the first batch is compared."""
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=tiny.VOCAB, is_decoder=True, initializer_range=0.2, hidden_dropout_prob=0.0, **SIZES
+    )
+    model = getattr(transformers, name)(config).double()
     with pytest.raises(ValueError, match=r"differs from the model's own logits by up to .* Use the logits"):
         train(model, hidden_states(model))
 
 
 @KEEPS_LOGITS
-def test_biogpt_whose_decoder_hands_over_what_its_head_reads():
-    """The last of its `hidden_states` lacks a norm in some versions; what its decoder returns has it."""
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_biogpt_is_not_refused_because_its_decoder_returns_what_its_head_reads(tied):
+    """The last of its `hidden_states` lacks a norm in some versions, which a loss that read those would miss."""
 
     def make():
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "layerdrop": 0.0}
-            config = transformers.BioGptConfig(vocab_size=tiny.VOCAB, initializer_range=0.2, **SIZES, **none)
-            return transformers.BioGptForCausalLM(config).double()
+            sizes = SIZES | {"vocab_size": tiny.VOCAB, "initializer_range": 0.2}
+            return transformers.BioGptForCausalLM(
+                transformers.BioGptConfig(tie_word_embeddings=tied, **sizes, **none)
+            ).double()
 
     assert compare(make) < 1e-12
 
@@ -123,6 +124,43 @@ def test_an_earlier_batch():
     model(**second)
     with pytest.raises(RuntimeError, match="saw another forward"):
         causal_lm_loss(early, labels[0], source=source)
+
+
+def copying(model):
+    """`model`, its logits copied after the hooks, as DDP does where it searches for unused parameters."""
+    model.register_forward_hook(lambda model, args, output: output | {"logits": output.logits.clone()})
+    return model
+
+
+def test_a_copy_is_known_by_its_graph(monkeypatch):
+    """Comparing values would wait for the device in every step; without a graph they are what there is."""
+    model = tiny.model("llama")
+    source = hidden_states(model)
+    batch = tiny.pad(ROWS[:8])
+    labels = batch.pop("labels")
+    copying(model)
+    compared = []
+    allclose = torch.allclose
+    monkeypatch.setattr(torch, "allclose", lambda *args, **kwargs: compared.append(1) or allclose(*args, **kwargs))
+    found = causal_lm_loss(model(**batch), labels, source=source)
+    assert compared == []
+    with torch.no_grad():
+        assert torch.equal(causal_lm_loss(model(**batch), labels, source=source), found)
+    assert compared == [1]
+
+
+@pytest.mark.parametrize("graph", [True, False], ids=["training", "evaluation"])
+def test_a_copy_of_an_earlier_batch(graph):
+    model = tiny.model("llama")
+    source = hidden_states(model)
+    copying(model)
+    first, second = (tiny.pad(rows) for rows in (ROWS[:8], ROWS[8:16]))
+    labels = [batch.pop("labels") for batch in (first, second)]
+    with torch.set_grad_enabled(graph):
+        early = model(**first)
+        model(**second)
+        with pytest.raises(RuntimeError, match="saw another forward"):
+            causal_lm_loss(early, labels[0], source=source)
 
 
 def test_after_removal():
