@@ -1,6 +1,5 @@
 """Ways to the same scores: time in turns in one process, memory each in a process of its own."""
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from .harness import Goal, Result, Row, Spread, Timed, human_bytes
 from .memory import resident_peak
 
 OURS = "this project"
+PRELOADED = ["evaluate", "torchmetrics.text", "torchmetrics.classification", "seqeval.metrics", "metrics", "reducers"]
 ABOUT = (
     "*Memory* is the growth of the resident set above the arrays that are scored, in a process that does nothing else "
     "and has scored a little before. A line marked `x n` did the n-th part: its time is multiplied, its memory is not."
@@ -58,7 +58,7 @@ def measure(task: str, make: Make, *, quick: bool, rounds: int) -> list[Row]:
 def _memory(make: Make, place: int, quick: bool) -> int:
     """In a fork of a process that has only imported what is needed: importing it anew takes longer than most runs."""
     context = get_context("forkserver")
-    context.set_forkserver_preload([sys.modules[make.__module__].__spec__.name])
+    context.set_forkserver_preload(PRELOADED)
     with ProcessPoolExecutor(1, mp_context=context) as process:
         return process.submit(_peak, make, place, quick).result()
 

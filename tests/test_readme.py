@@ -32,6 +32,9 @@ def namespace():
         "train_dataset": rows,
         "eval_dataset": rows,
         "data_collator": tiny.pad,
+        "classifier": tiny.trainer(tiny.model("bert_cls").eval()),
+        "reviews": tiny.class_rows(12, seed=1),
+        "groups": ["films", "products"] * 6,
     }
 
 
