@@ -7,7 +7,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from . import harness
+from . import charts, harness
 from .report import SECTIONS, report
 
 HERE = Path(__file__).resolve().parent
@@ -30,7 +30,9 @@ def main(arguments: list[str] | None = None) -> Path:
                 benchmark, folder / "results", allocator=allocator, quick=given.quick, device=given.device
             )
     path = folder / "RESULTS.md"
-    path.write_text(report(harness.read_results(folder / "results")), encoding="utf-8")
+    results = harness.read_results(folder / "results")
+    charts.write(results, folder)
+    path.write_text(report(results), encoding="utf-8")
     harness.progress(f"wrote {path}")
     return path
 

@@ -1,11 +1,13 @@
-"""What an evaluation in the stock Trainer keeps and what it peaks at: 512 x 128 tokens, a tiny body, V 49,152.
+"""What an evaluation in the stock Trainer keeps, peaks at and takes: a tiny body, V 49,152.
 
-With nothing configured the Trainer keeps every logit. Where that needs more than `MEASURED_UP_TO` bytes its row is
+512 x 128 tokens, with every tensor counted, for what must be reached; and 128 to 4,096 samples of 32 tokens in every
+way. With nothing configured the Trainer keeps every logit. Where that needs more than `MEASURED_UP_TO` bytes its row is
 computed from two evaluations of fewer samples, and marked so.
 """
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,12 +17,12 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PrinterCallback, Trainer, TrainingArguments
 
-from lossfns import causal_lm_loss
+from lossfns import causal_lm_loss, hidden_states
 from metrics import build, language_modeling
 from reducers import sample_sums
 
 from . import assets, harness
-from .harness import Goal, Result, Row, human_bytes
+from .harness import Goal, Result, Row, Spread, Timed, human_bytes
 from .memory import peak_bytes, resident_peak
 
 MEASURED_UP_TO = 8e9
@@ -28,17 +30,17 @@ MEASURED_UP_TO = 8e9
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is evaluated; `few` samples where more would not fit."""
+    """How much is evaluated: numbers of samples, tokens a sample, samples a batch."""
 
-    samples: int
-    few: int
-    length: int = 128
+    samples: Sequence[int]
+    length: int
+    batch: int
+    rounds: int = 1  # of the smallest number
     vocabulary: int = 49_152
-    batch: int = 8
 
 
-FULL = Sizes(samples=512, few=64)
-QUICK = Sizes(samples=4, few=2, length=16, batch=2)
+COUNTED, GROWTH = Sizes((512,), length=128, batch=8), Sizes((128, 512, 1024, 4096), length=32, batch=32, rounds=3)
+QUICK_COUNTED, QUICK_GROWTH = Sizes((4,), length=16, batch=2), Sizes((4, 6), length=16, batch=2)
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,16 @@ class Setup:
     trainer: dict[str, Any] = field(default_factory=dict)
     arguments: dict[str, Any] = field(default_factory=dict)
     keeps_logits: bool = False
+    makes_logits: bool = True
+
+    @contextmanager
+    def functions(self, model: LlamaForCausalLM) -> Iterator[dict[str, Any]]:
+        """What the Trainer is given, for this model."""
+        if self.makes_logits:
+            yield self.trainer
+        else:
+            with hidden_states(model) as source:
+                yield {name: partial(function, source=source) for name, function in self.trainer.items()}
 
 
 def accuracy_of_logits(evaluated: Any) -> dict[str, float]:
@@ -81,6 +93,7 @@ FORWARD = "the forward passes alone"
 NOTHING = "nothing configured"
 SUMS = "sample_sums"
 STREAMING = "sample_sums, streaming"
+WITHOUT_LOGITS = "sample_sums, without logits"
 
 SETUPS = (
     Setup(NOTHING, lambda samples: accuracy_of_logits, keeps_logits=True),
@@ -92,6 +105,7 @@ SETUPS = (
     ),
     Setup("argmax by hand", lambda samples: accuracy_of_ids, {"preprocess_logits_for_metrics": argmax_by_hand}),
     Setup(SUMS, lambda samples: language_modeling(), FUNCTIONS),
+    Setup(WITHOUT_LOGITS, lambda samples: language_modeling(), FUNCTIONS, makes_logits=False),
     Setup(
         STREAMING,
         lambda samples: build(language_modeling(), num_samples=samples),
@@ -99,6 +113,8 @@ SETUPS = (
         {"batch_eval_metrics": True},
     ),
 )
+
+WITHOUT_US = [setup.name for setup in SETUPS if setup.trainer is not FUNCTIONS]
 
 # --- measuring --------------------------------------------------------------------------------------------------------
 
@@ -124,8 +140,8 @@ def make_rows(sizes: Sizes, samples: int) -> list[dict[str, list[int]]]:
     return [{"input_ids": piece, "labels": piece} for piece in pieces]
 
 
-def measure(setup: Setup, model: LlamaForCausalLM, sizes: Sizes, samples: int, device: str) -> Row:
-    """Evaluates once, counting tensors, the process, and what the Trainer hands to compute_metrics."""
+def measure(setup: Setup, model: LlamaForCausalLM, sizes: Sizes, samples: int, device: str, *, counted: bool) -> Row:
+    """Evaluates once: what the Trainer hands to compute_metrics, the process, and tensors or else seconds."""
     handed_over = 0
     scores = setup.scores(samples)
     streams = setup.arguments.get("batch_eval_metrics", False)
@@ -135,7 +151,7 @@ def measure(setup: Setup, model: LlamaForCausalLM, sizes: Sizes, samples: int, d
         handed_over = max(handed_over, size_of(evaluated.predictions))
         return scores(evaluated, compute_result=compute_result) if streams else scores(evaluated)
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, setup.functions(model) as functions:
         trainer = Trainer(
             model=model,
             args=TrainingArguments(
@@ -149,19 +165,19 @@ def measure(setup: Setup, model: LlamaForCausalLM, sizes: Sizes, samples: int, d
             ),
             eval_dataset=make_rows(sizes, samples),
             compute_metrics=compute_metrics,
-            **setup.trainer,
+            **functions,
         )
         trainer.remove_callback(PrinterCallback)
         found: dict[str, float] = {}
-        counted = count(lambda: found.update(trainer.evaluate()), device)
-    return {"setup": setup.name, "samples": samples, "kept": handed_over, **counted, "computed": False} | {
+        cost = (count if counted else clock)(lambda: found.update(trainer.evaluate()), device)
+    return {"setup": setup.name, "samples": samples, "kept": handed_over, **cost, "computed": False} | {
         name: found[f"eval_{name}"] for name in ("token_accuracy", "perplexity") if f"eval_{name}" in found
     }
 
 
-def measure_forward(model: LlamaForCausalLM, sizes: Sizes, device: str) -> Row:
+def measure_forward(model: LlamaForCausalLM, sizes: Sizes, samples: int, device: str) -> Row:
     """The model on the same batches, its output released each time."""
-    ids = [row["input_ids"] for row in make_rows(sizes, sizes.samples)]
+    ids = [row["input_ids"] for row in make_rows(sizes, samples)]
 
     @torch.no_grad()
     def forward() -> None:
@@ -169,10 +185,10 @@ def measure_forward(model: LlamaForCausalLM, sizes: Sizes, device: str) -> Row:
             model(input_ids=torch.tensor(ids[start : start + sizes.batch], device=device))
 
     model.eval()
-    return {"setup": FORWARD, "samples": sizes.samples, "kept": 0, **count(forward, device), "computed": False}
+    return {"setup": FORWARD, "samples": samples, "kept": 0, **count(forward, device), "computed": False}
 
 
-def count(fn: Callable[[], object], device: str) -> dict[str, int]:
+def count(fn: Callable[[], object], device: str) -> Row:
     """Both ways to count, in one run."""
     tensors = 0
 
@@ -182,6 +198,17 @@ def count(fn: Callable[[], object], device: str) -> dict[str, int]:
 
     resident = resident_peak(counted, device=device)
     return {"peak": tensors, "resident": resident}
+
+
+def clock(fn: Callable[[], object], device: str) -> Row:
+    """Seconds of a run, and what the process grew by meanwhile."""
+    seconds: list[float] = []
+    timed = Timed("", lambda: None, lambda _: fn())
+
+    def run() -> None:
+        seconds.extend(harness.interleave([timed], rounds=1, device=device, warm=True)[""])
+
+    return {"resident": resident_peak(run, device=device), "seconds": seconds}
 
 
 def size_of(predictions: Any) -> int:
@@ -197,26 +224,64 @@ def extrapolated(smaller: Row, larger: Row, samples: int) -> Row:
     """The row for more samples, on the line through two measured ones: what does not grow with samples stays."""
     steps = (samples - larger["samples"]) / (larger["samples"] - smaller["samples"])
     figures = {
-        name: round(larger[name] + steps * (larger[name] - smaller[name])) for name in ("kept", "peak", "resident")
+        name: round(larger[name] + steps * (larger[name] - smaller[name]))
+        for name in ("kept", "peak", "resident")
+        if name in larger
     }
+    if "seconds" in larger:
+        least, most = min(smaller["seconds"]), min(larger["seconds"])
+        figures["seconds"] = [most + steps * (most - least)]
     return {"setup": larger["setup"], "samples": samples, **figures, "computed": True}
 
 
-def run(*, quick: bool, device: str) -> list[Row]:
-    sizes = QUICK if quick else FULL
-    model = make_model(sizes, device)
-    logits_bytes = sizes.samples * sizes.length * sizes.vocabulary * 4
-    rows = [measure_forward(model, sizes, device)]
+def fits(setup: Setup, sizes: Sizes, samples: int) -> bool:
+    """While they are joined, the logits exist twice."""
+    return not setup.keeps_logits or 2 * logits_bytes(sizes, samples) <= MEASURED_UP_TO
+
+
+def logits_bytes(sizes: Sizes, samples: int) -> int:
+    return 4 * samples * sizes.length * sizes.vocabulary
+
+
+def measure_counted(sizes: Sizes, device: str) -> Iterator[Row]:
+    """Tensors and the process, for the forward passes alone and for ours."""
+    model, (samples,) = make_model(sizes, device), sizes.samples
+    yield measure_forward(model, sizes, samples, device)
     for setup in SETUPS:
-        harness.progress(f"evaluation: {setup.name}")
-        # While they are joined, the logits exist twice.
-        if setup.keeps_logits and 2 * logits_bytes > MEASURED_UP_TO:
-            few = [measure(setup, model, sizes, samples, device) for samples in (sizes.few // 2, sizes.few)]
-            rows += [*few, extrapolated(*few, sizes.samples)]
-        else:
-            rows.append(measure(setup, model, sizes, sizes.samples, device))
-    case = {"tokens": sizes.length, "vocabulary": sizes.vocabulary, "logits_bytes": logits_bytes}
-    return [{**row, **case} for row in rows]
+        if setup.name in (SUMS, STREAMING):
+            harness.progress(f"evaluation: {samples} x {sizes.length} tokens, {setup.name}")
+            yield measure(setup, model, sizes, samples, device, counted=True)
+
+
+def measure_growth(sizes: Sizes, device: str) -> Iterator[Row]:
+    """Each setup over the numbers of samples, in turns; the smallest number several times."""
+    model = make_model(sizes, device)
+    measured: dict[str, list[Row]] = {setup.name: [] for setup in SETUPS}
+    for samples in sizes.samples:
+        harness.progress(f"evaluation: {samples:,} x {sizes.length} tokens")
+        rows: dict[str, Row] = {}
+        for _ in range(sizes.rounds if samples == sizes.samples[0] else 1):
+            for setup in SETUPS:
+                if not fits(setup, sizes, samples):
+                    rows[setup.name] = extrapolated(*measured[setup.name][-2:], samples)
+                    continue
+                row = measure(setup, model, sizes, samples, device, counted=False)
+                before = rows.get(setup.name, {"seconds": [], "resident": 0})
+                row["seconds"] = [*before["seconds"], *row["seconds"]]
+                row["resident"] = max(before["resident"], row["resident"])
+                rows[setup.name] = row
+        for name, row in rows.items():
+            if not row["computed"]:
+                measured[name].append(row)
+            yield row
+
+
+def run(*, quick: bool, device: str) -> Iterator[Row]:
+    counted, growth = (QUICK_COUNTED, QUICK_GROWTH) if quick else (COUNTED, GROWTH)
+    for sizes, rows in ((counted, measure_counted(counted, device)), (growth, measure_growth(growth, device))):
+        for row in rows:
+            case = {"tokens": sizes.length, "vocabulary": sizes.vocabulary}
+            yield row | case | {"logits_bytes": logits_bytes(sizes, row["samples"])}
 
 
 # --- the report -------------------------------------------------------------------------------------------------------
@@ -226,13 +291,18 @@ def report(results: Sequence[Result]) -> str:
     parts = [
         "*Kept*: the largest predictions handed to `compute_metrics`. *Peak*: of live tensor bytes above the start. "
         "*Process*: of the resident set (GPU: of allocated memory); it alone sees the NumPy arrays that "
-        "`eval_accumulation_steps` fills. *Computed* rows continue the line through the two measured rows above them.",
+        f"`eval_accumulation_steps` fills. What would need more than {human_bytes(MEASURED_UP_TO)} is *computed*: the "
+        "line through the two largest numbers of samples that were measured.",
     ]
     for result in results:
         parts += [f"### {harness.title(result)}", harness.provenance(result)]
+        counted = [row for row in result.rows if "peak" in row]
         if not result.quick:
-            parts.append(harness.goals_table(goals(result.rows)))
-        parts.append(evaluation_table(result.rows))
+            parts.append(harness.goals_table(goals(counted)))
+        parts.append(counted_table(counted))
+        growth = [row for row in result.rows if "seconds" in row]
+        if growth:
+            parts.append(growth_table(growth))
     return "\n\n".join(parts)
 
 
@@ -246,15 +316,36 @@ def goals(rows: Sequence[Row]) -> list[Goal]:
     ]
 
 
-def evaluation_table(rows: Sequence[Row]) -> str:
-    header = ("setup", "samples", "kept", "peak", "process", "", "token accuracy", "perplexity")
-    return harness.table(header, [_cells(row) for row in rows])
+def counted_table(rows: Sequence[Row]) -> str:
+    header = ("setup", "samples", "tokens each", "kept", "peak", "process", "", "token accuracy", "perplexity")
+    return harness.table(header, [_counted_cells(row) for row in rows])
 
 
-def _cells(row: Row) -> list[str]:
+def _counted_cells(row: Row) -> list[str]:
     sizes = [human_bytes(row[name]) for name in ("kept", "peak", "resident")]
     scores = [f"{row[name]:.6g}" if name in row else "" for name in ("token_accuracy", "perplexity")]
-    return [row["setup"], str(row["samples"]), *sizes, "computed" if row["computed"] else "measured", *scores]
+    return [row["setup"], str(row["samples"]), str(row["tokens"]), *sizes, _origin(row), *scores]
+
+
+def growth_table(rows: Sequence[Row]) -> str:
+    own = {row["samples"]: row for row in rows if row["setup"] == SUMS}
+    header = ("samples", "tokens each", "setup", "kept", "process", "time, s", f"over {SUMS}", "", "token accuracy")
+    return harness.table(header, [_growth_cells(row, own[row["samples"]]) for row in rows])
+
+
+def _growth_cells(row: Row, own: Row) -> list[str]:
+    case = [f"{row['samples']:,}", str(row["tokens"]), row["setup"]]
+    ratio = harness.ratio(row["seconds"], own["seconds"])
+    times = [
+        f"{Spread.of(row['seconds']).median:.2f}",
+        f"{ratio:.2f}" if len(own["seconds"]) > 1 else f"{ratio.median:.2f}",
+    ]
+    accuracy = f"{row['token_accuracy']:.6g}" if "token_accuracy" in row else ""
+    return [*case, human_bytes(row["kept"]), human_bytes(row["resident"]), *times, _origin(row), accuracy]
+
+
+def _origin(row: Row) -> str:
+    return "computed" if row["computed"] else "measured"
 
 
 PACKAGES = ("torch", "transformers", "accelerate", "numpy")

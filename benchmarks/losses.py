@@ -95,7 +95,10 @@ LOSSES = (
 
 @functools.cache
 def token_ids(vocabulary: int) -> list[int]:
-    return assets.qwen_token_ids(assets.english_text(), vocabulary_size=TOKENIZER_OF[vocabulary])
+    """English; of a vocabulary without a tokenizer of its own here, those tokens of Qwen2.5's that it would hold."""
+    tokenizer = TOKENIZER_OF.get(vocabulary, 151_643)
+    ids = assets.qwen_token_ids(assets.english_text(), vocabulary_size=tokenizer)
+    return [token for token in ids if token < vocabulary]
 
 
 def make_labels(sizes: Sizes, vocabulary: int, device: str) -> Tensor:
@@ -123,20 +126,20 @@ class Model(torch.autograd.Function):
     """Stands for a model: fresh logits in forward; in backward takes their gradient and keeps nothing of it."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, logits: Tensor, gradients: list[Tensor]) -> Tensor:
+    def forward(ctx: Any, weight: Tensor, logits: Tensor, times: int, gradients: list[Tensor]) -> Tensor:
         ctx.gradients = gradients
-        return logits.clone()
+        return logits.repeat(1, times, 1)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         ctx.gradients[:] = gradients[: len(ctx.gradients)]
-        return torch.zeros((), device=gradients[0].device), None, None
+        return torch.zeros((), device=gradients[0].device), None, None, None
 
 
-def fresh_logits(source: Tensor, gradients: list[Tensor] | None = None) -> Tensor:
-    """A non-leaf copy of `source`; its gradient is put into `gradients`, if that list has room."""
+def fresh_logits(source: Tensor, gradients: list[Tensor] | None = None, *, times: int = 1) -> Tensor:
+    """A non-leaf copy of `source`, its rows repeated; the gradient is put into `gradients`, if that list has room."""
     weight = torch.zeros((), device=source.device, requires_grad=True)
-    return Model.apply(weight, source, [] if gradients is None else gradients)
+    return Model.apply(weight, source, times, [] if gradients is None else gradients)
 
 
 # --- measuring -------------------------------------------------------------------------------------------------------

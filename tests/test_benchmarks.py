@@ -31,7 +31,7 @@ def loss_rows():
 
 @pytest.fixture(scope="module")
 def evaluation_rows():
-    return evaluation.run(quick=True, device="cpu")
+    return [*evaluation.run(quick=True, device="cpu")]
 
 
 def result(rows, **changes) -> Result:
@@ -255,52 +255,68 @@ def test_the_last_place_is_numpy_s_spacing():
 # --- the evaluation ---------------------------------------------------------------------------------------------------
 
 
-def by_setup(rows) -> dict[str, dict]:
-    return {row["setup"]: row for row in rows}
+QUICK = evaluation.QUICK_GROWTH
 
 
-def test_what_the_trainer_keeps(evaluation_rows):
+def grown(rows, samples) -> dict[str, dict]:
+    return {row["setup"]: row for row in rows if row["samples"] == samples and "seconds" in row}
+
+
+@pytest.mark.parametrize("samples", QUICK.samples)
+def test_what_the_trainer_keeps(evaluation_rows, samples):
     """Every logit in float32; an int64 a token; four float64 a sample, or those of one batch."""
-    found, quick = by_setup(evaluation_rows), evaluation.QUICK
-    logits = 4 * quick.samples * quick.length * quick.vocabulary
+    found = grown(evaluation_rows, samples)
+    logits = 4 * samples * QUICK.length * QUICK.vocabulary
     assert found[evaluation.NOTHING]["kept"] == logits
     assert found["eval_accumulation_steps=1"]["kept"] == logits
-    assert found["argmax by hand"]["kept"] == 8 * quick.samples * quick.length
-    assert found[evaluation.SUMS]["kept"] == 4 * 8 * quick.samples
-    assert found[evaluation.STREAMING]["kept"] == 4 * 8 * quick.batch
+    assert found["argmax by hand"]["kept"] == 8 * samples * QUICK.length
+    assert found[evaluation.SUMS]["kept"] == 4 * 8 * samples
+    assert found[evaluation.WITHOUT_LOGITS]["kept"] == 4 * 8 * samples
+    assert found[evaluation.STREAMING]["kept"] == 4 * 8 * QUICK.batch
 
 
 def test_all_setups_evaluate_the_same_model(evaluation_rows):
-    accuracies = [row["token_accuracy"] for row in evaluation_rows if row["setup"] != evaluation.FORWARD]
+    accuracies = [row["token_accuracy"] for row in grown(evaluation_rows, QUICK.samples[0]).values()]
     assert accuracies == pytest.approx([accuracies[0]] * len(evaluation.SETUPS), abs=1e-12)
     assert 0 < accuracies[0] < 1
 
 
 def test_the_forward_passes_hold_one_batch_of_logits(evaluation_rows):
-    quick, row = evaluation.QUICK, by_setup(evaluation_rows)[evaluation.FORWARD]
-    logits = 4 * quick.batch * quick.length * quick.vocabulary
+    row = next(row for row in evaluation_rows if row["setup"] == evaluation.FORWARD)
+    logits = 4 * evaluation.QUICK_COUNTED.batch * evaluation.QUICK_COUNTED.length * evaluation.QUICK_COUNTED.vocabulary
     assert logits <= row["peak"] <= 1.1 * logits
 
 
 def test_computed_rows_are_marked_and_grow_only_where_the_measured_ones_did():
-    smaller = {"setup": "x", "samples": 4, "kept": 40, "peak": 7, "resident": 100, "computed": False}
-    larger = {"setup": "x", "samples": 8, "kept": 80, "peak": 7, "resident": 180, "computed": False}
-    expected = {"setup": "x", "samples": 16, "kept": 160, "peak": 7, "resident": 340, "computed": True}
+    smaller = {"setup": "x", "samples": 4, "kept": 40, "resident": 100, "seconds": [3.0, 1.0], "computed": False}
+    larger = {"setup": "x", "samples": 8, "kept": 80, "resident": 100, "seconds": [2.0], "computed": False}
+    expected = {"setup": "x", "samples": 16, "kept": 160, "resident": 100, "seconds": [4.0], "computed": True}
     assert evaluation.extrapolated(smaller, larger, 16) == expected
 
 
 def test_what_would_not_fit_is_computed_as_it_would_be_measured():
     """The computed bytes equal those that a full measurement found."""
-    quick = evaluation.QUICK
-    model = evaluation.make_model(quick, "cpu")
+    model = evaluation.make_model(QUICK, "cpu")
     for setup in evaluation.SETUPS[:2]:
-        smaller, larger, all_of_them = (evaluation.measure(setup, model, quick, count, "cpu") for count in (4, 6, 8))
+        smaller, larger, all_of_them = (
+            evaluation.measure(setup, model, QUICK, count, "cpu", counted=True) for count in (4, 6, 8)
+        )
         computed = evaluation.extrapolated(smaller, larger, 8)
         assert computed["kept"] == all_of_them["kept"]
         assert computed["peak"] == pytest.approx(all_of_them["peak"], rel=0.02)
 
 
+def test_nothing_is_computed_that_could_be_measured(monkeypatch):
+    """What keeps the logits is computed from the two largest measured numbers once two copies of them are too many."""
+    sizes = dataclasses.replace(QUICK, samples=(4, 6, 8))
+    monkeypatch.setattr(evaluation, "MEASURED_UP_TO", 2 * evaluation.logits_bytes(sizes, 6))
+    rows = [*evaluation.measure_growth(sizes, "cpu")]
+    computed = {(row["setup"], row["samples"]) for row in rows if row["computed"]}
+    assert computed == {(setup.name, 8) for setup in evaluation.SETUPS if setup.keeps_logits}
+    assert grown(rows, 8)[evaluation.NOTHING]["kept"] == evaluation.logits_bytes(sizes, 8)
+
+
 def test_the_evaluation_report(evaluation_rows):
     section = evaluation.report([result(evaluation_rows, benchmark="evaluation")])
-    assert section.count("| measured |") == len(evaluation.SETUPS) + 1
+    assert section.count("| measured |") == 3 + len(QUICK.samples) * len(evaluation.SETUPS)
     assert "kept with `sample_sums`, over the logits | 0.0001 |" in section
