@@ -58,10 +58,10 @@ class Given:
         return replace(self, logits=logits)
 
     def unlabelled(self) -> Given:
-        """All labels ignored; what comes along with them in a dict stays."""
-        ids = self.labels["labels"] if isinstance(self.labels, Mapping) else self.labels
-        ignored = _mapped(lambda leaf: torch.full_like(leaf, IGNORED), ids)
-        return replace(self, labels={**self.labels, "labels": ignored} if isinstance(self.labels, Mapping) else ignored)
+        """All labels ignored; what comes along with `labels` in a dict stays."""
+        named = isinstance(self.labels, Mapping) and "labels" in self.labels
+        ignored = _mapped(lambda leaf: torch.full_like(leaf, IGNORED), self.labels["labels"] if named else self.labels)
+        return replace(self, labels={**self.labels, "labels": ignored} if named else ignored)
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,9 @@ class _Own:
     lengths: frozenset[int]
 
     def batch(self, classes: int, seed: int = 0) -> Given:
-        given = Given(*self.make(torch.Generator().manual_seed(seed), classes))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            given = Given(*self.make(torch.Generator().manual_seed(seed), classes))
         sizes = [len(leaf) for tree in (given.labels, given.logits) for _, leaf in _leaves(tree) if leaf is not None]
         if sizes[0] < 4 or any(size % sizes[0] for size in sizes):
             raise ValueError(f"the tensors of a batch are (samples, ...), of at least four samples; got {sizes} rows")
@@ -481,10 +483,10 @@ def reducer_rules(
     """The rules that a reducer for a task has to keep, one callable each, for `pytest.mark.parametrize`.
 
     Args:
-        task: as in `lossfns.testing.loss_rules`; or, for outputs of any other shape, a function
+        task: as in `lossfns.testing.loss_rules`, the logits alone; or, for outputs of any other shape, a function
             `(generator, classes) -> (logits, labels)` that makes a batch as it reaches the reducer: tensors, or tuples
-            and dicts of them, of at least four samples; labels may be None. Which place belongs to which label is not
-            asked then.
+            and dicts of them, of at least four samples, several rows a sample in blocks as of `stack_pairs`; labels may
+            be None. Which place belongs to which label is not asked then.
         classes: number of classes of the logits; with a function, whatever the reducer's output may not grow with.
         extras: what else the labels carry, in a dict under these names: functions of the labels.
         lengths: with a function, sizes of a second dimension, as of tokens or frames, that differ from batch to batch,
@@ -524,7 +526,8 @@ def check_reducer(reducer: Reducer, task: str | Task | Make = "causal_lm", **opt
 
     Example:
         >>> def boxes(generator, classes):
-        ...     return {"logits": torch.randn(4, 9, classes, generator=generator), "boxes": torch.rand(4, 9, 4)}, None
+        ...     scores, corners = torch.randn(2, 4, 9, 4, generator=generator)
+        ...     return {"logits": scores, "boxes": corners}, None
         >>> check_reducer(lambda outputs, labels: outputs["boxes"].mean(), boxes)
         Traceback (most recent call last):
         AssertionError: <lambda> breaks the rule `batch_first`.
