@@ -11,9 +11,11 @@ from typing import Any
 
 from torch import Tensor
 
+from ._linear import is_linear
+from ._notes import current_notes
 from .alignment import Labels, Outputs, check_shift, scored_places, split_labels
 from .normalization import MARKERS, NumItems, item_count
-from .terms import name_of, weighted_sum
+from .terms import name_of, plain_name, weighted_sum
 
 Loss = Callable[..., Tensor]
 
@@ -49,10 +51,10 @@ class AddedLosses:
 def add_losses(parts: Mapping[str, tuple[float, Loss]]) -> AddedLosses:
     """The weighted sum of several losses of one batch.
 
-    Parts that are the same loss with the same options but for `term` are one pass over the logits, whatever their
-    number: `partial(distillation_loss, term=cross_entropy)` beside `distillation_loss`. Others, and those whose sum is
-    not the loss of the summed terms (`normalize="weights"`, `label_smoothing`, `dice`, several heads), are computed one
-    after the other, each with a gradient of the logits of its own.
+    Parts that are the same loss of this package with the same options but for `term` are one pass over the logits,
+    whatever their number: `partial(distillation_loss, term=cross_entropy)` beside `distillation_loss`. Others, and
+    those whose sum is not the loss of the summed terms (`normalize="weights"`, `label_smoothing` of classes,
+    several heads, pixels), are computed one after the other, each with a gradient of the logits of its own.
 
     Args:
         parts: `{name: (weight, loss)}`, each loss a function `(outputs, labels, num_items_in_batch)`.
@@ -118,13 +120,8 @@ def _alike(left: Loss, right: Loss) -> bool:
     own, other = _options(left), _options(right)
     if _function(left) is not _function(right) or own.keys() != other.keys():
         return False
-    return _is_linear(own) and all(name == "term" or _same(own[name], other[name]) for name in own)
-
-
-def _is_linear(options: Mapping[str, Any]) -> bool:
-    """Is a loss with these options that of its term alone, in one pass, so that a sum of terms is a sum of losses?"""
-    beside = {"dice", "heads"} & options.keys() or options.get("label_smoothing")
-    return callable(options.get("term")) and not beside and options.get("normalize") != "weights"
+    same = all(name == "term" or _same(own[name], other[name]) for name in own)
+    return same and is_linear(_function(left), own)
 
 
 def _same(left: Any, right: Any) -> bool:
@@ -154,8 +151,12 @@ class WithAuxiliary:
         own = self._own(outputs)
         items = _items(labels, self.shift)
         loss = self.loss(outputs, labels, num_items_in_batch)
-        share = items / item_count(num_items_in_batch, items, own.device)
-        return loss + (self.weight * share * own).to(loss.dtype)
+        own = items / item_count(num_items_in_batch, items, own.device) * own
+        notes = current_notes()
+        if notes is not None:
+            parts = notes.parts or [(plain_name(self.loss), loss.detach())]
+            notes.parts = [*parts, (self.field, own.detach())]
+        return loss + (self.weight * own).to(loss.dtype)
 
     def _own(self, outputs: Outputs) -> Tensor:
         own = outputs.get(self.field) if isinstance(outputs, Mapping) else None

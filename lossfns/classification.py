@@ -9,6 +9,7 @@ from typing import Literal
 from torch import Tensor
 
 from ._autograd import uncompiled
+from ._linear import linear_in_term
 from ._rows import compute_dtype
 from ._soft_labels import binary_loss, certain_rows, soft_loss, soft_rows
 from .alignment import IGNORED, Labels, Outputs, Selector, align, select_logits, split_labels
@@ -29,6 +30,7 @@ Normalize = Literal["items", "weights"]
 NormalizeTokens = Literal["tokens", "weights"]
 
 
+@linear_in_term(label_smoothing=(0.0,), normalize=("items",))
 def classification_loss(
     outputs: Outputs,
     labels: Labels,
@@ -91,6 +93,7 @@ def classification_loss(
     return _class_loss(outputs, labels, num_items_in_batch, 1, *options)
 
 
+@linear_in_term(label_smoothing=(0.0,), normalize=("tokens",))
 def token_classification_loss(
     outputs: Outputs,
     labels: Labels,
@@ -200,6 +203,7 @@ def _lowered(logits: Tensor, ids: Tensor | None, margins: ClassValues) -> Tensor
     return x.index_put((rows.on_device, rows.classes), -taken_off, accumulate=True).view(logits.shape)
 
 
+@linear_in_term()
 @uncompiled
 def multi_label_loss(
     outputs: Outputs,

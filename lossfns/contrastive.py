@@ -53,7 +53,7 @@ def clip_loss(
         0-d float32 (float64 for float64 logits), nats a sample, mean of both directions.
 
     Raises:
-        ValueError: similarities are missing or not square, labels do not fit.
+        ValueError: similarities are missing or not square, labels do not fit, or come in a dict with extras.
         TypeError: labels are not integers.
 
     Source:
@@ -98,7 +98,7 @@ def info_nce_loss(
         0-d float32 (float64 for float64 embeddings), nats a sample.
 
     Raises:
-        ValueError: embeddings or labels do not fit; the temperature is not positive and finite.
+        ValueError: embeddings or labels do not fit, as in `clip_loss`; the temperature is not positive and finite.
         TypeError: labels are not integers.
 
     Source:
@@ -135,13 +135,23 @@ def _counted(labels: Labels | None, samples: Tensor) -> tuple[Tensor, Tensor]:
     if labels is None:
         everyone = torch.arange(len(samples), device=samples.device)
         return everyone, everyone
-    ids, _ = split_labels(labels)
+    ids = _only_ids(labels)
     check_ids(ids)
     if ids.shape != samples.shape[:1]:
         raise ValueError(f"labels {tuple(ids.shape)} must be one id a sample, ({len(samples)},)")
     ids = ids.to(samples.device)
     places = (ids != IGNORED).nonzero().flatten()
     return places, ids[places]
+
+
+def _only_ids(labels: Labels) -> Tensor:
+    ids, extras = split_labels(labels)
+    if extras:
+        raise ValueError(
+            f"contrasts have no term that reads {sorted(extras)} of the dict of labels, which would be dropped: give "
+            "the ids alone"
+        )
+    return ids
 
 
 def _matching(similarities: Tensor, ids: Tensor, num_items_in_batch: NumItems, *, symmetric: bool) -> Tensor:
@@ -240,7 +250,7 @@ def triplet_loss(
         0-d float32 (float64 for float64 embeddings), a distance; 0 with a live graph when there is no triplet.
 
     Raises:
-        ValueError: labels are missing or do not fit the embeddings; the margin is not positive.
+        ValueError: labels are missing or do not fit the embeddings, as in `clip_loss`; the margin is not positive.
         TypeError: labels are not integers, or the mining does not return one cost an anchor.
 
     Source:
@@ -253,11 +263,11 @@ def triplet_loss(
     """
     if not margin > 0:
         raise ValueError(f"margin must be positive, got {margin}")
-    ids, _ = split_labels(labels)
+    ids = _only_ids(labels)
     embeddings = select_logits(outputs, ids, select)
     if embeddings.ndim != 2:
         raise ValueError(f"embeddings must be (batch, size), got {tuple(embeddings.shape)}; select= picks them")
-    places, ids = _counted(labels, embeddings)
+    places, ids = _counted(ids, embeddings)
     same = ids[:, None] == ids
     positive, negative = same ^ torch.eye(len(ids), dtype=torch.bool, device=ids.device), ~same
     with autocast_off(embeddings.device):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ._autograd import uncompiled
+from ._linear import linear_in_term
 from ._teacher import Comparison, Divergence, open_teacher
 from ._term_loss import bind
 from .alignment import Labels, Outputs, Selector, align, split_labels
@@ -137,6 +138,7 @@ def distilled(divergence: Tensor) -> Tensor:
     return divergence
 
 
+@linear_in_term()
 @uncompiled
 def distillation_loss(
     outputs: Outputs,

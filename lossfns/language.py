@@ -7,6 +7,7 @@ from typing import Literal
 from torch import Tensor
 
 from ._autograd import uncompiled
+from ._linear import linear_in_term
 from .alignment import Labels, Outputs, Selector, split_labels
 from .hidden import HiddenStates
 from .normalization import NumItems, by_weights
@@ -16,6 +17,7 @@ from .terms import Term, cross_entropy
 Normalize = Literal["tokens", "sequences", "weights"]
 
 
+@linear_in_term(normalize=("tokens", "sequences"))
 def causal_lm_loss(
     outputs: Outputs,
     labels: Labels,
@@ -73,6 +75,7 @@ def causal_lm_loss(
     )
 
 
+@linear_in_term(normalize=("tokens", "sequences"))
 def masked_lm_loss(
     outputs: Outputs,
     labels: Labels,
@@ -104,6 +107,7 @@ def masked_lm_loss(
     )
 
 
+@linear_in_term(normalize=("tokens", "sequences"))
 def seq2seq_lm_loss(
     outputs: Outputs,
     labels: Labels,

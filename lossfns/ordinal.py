@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ._autograd import uncompiled
+from ._linear import linear_in_term
 from ._soft_labels import binary_loss
 from .alignment import IGNORED, Labels, Outputs, Selector, check_ids, check_range, select_logits, split_labels
 from .normalization import NumItems, item_count
@@ -58,6 +59,7 @@ def corn_levels(labels: Tensor, thresholds: int) -> Tensor:
     return coral_levels(labels, thresholds).masked_fill(labels[:, None] < torch.arange(thresholds), IGNORED)
 
 
+@linear_in_term()
 @uncompiled
 def ordinal_loss(
     outputs: Outputs,

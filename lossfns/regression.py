@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ._autograd import autocast_off, uncompiled
+from ._linear import linear_in_term
 from ._rows import Rows, compute_dtype
 from ._term_loss import bind
 from .alignment import IGNORED, Alignment, Labels, Outputs, Selector, select_logits, split_labels
@@ -173,6 +174,7 @@ def poisson_nll(prediction: Tensor, target: Tensor) -> Tensor:
     return prediction.exp() - target * prediction
 
 
+@linear_in_term()
 @uncompiled
 def regression_loss(
     outputs: Outputs,

@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 
 from ._autograd import uncompiled
+from ._linear import linear_in_term
 from .alignment import Labels, Outputs, check_logits, split_labels
 from .normalization import NumItems
 from .sources import FromLogits, label_loss
 from .terms import Term, cross_entropy
 
 
+@linear_in_term()
 @uncompiled
 def question_answering_loss(
     outputs: Outputs, labels: Labels, num_items_in_batch: NumItems = None, *, term: Term = cross_entropy

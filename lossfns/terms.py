@@ -16,7 +16,7 @@ from operator import add
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .normalization import accumulator_dtype
 
@@ -193,7 +193,7 @@ def dft(log_prob: Tensor) -> Tensor:
         tensor([0.3466, 0.2303])
     """
     weight = log_prob.detach().exp()
-    return weight * -log_prob.masked_fill(weight == 0, 0)  # 0 in the limit too
+    return weight * (-log_prob).masked_fill(weight == 0, 0)  # 0 in the limit too
 
 
 def eaft(log_prob: Tensor, entropy: Tensor, *, alpha: float = 1.0, scale: float = math.log(20)) -> Tensor:
@@ -224,7 +224,7 @@ def eaft(log_prob: Tensor, entropy: Tensor, *, alpha: float = 1.0, scale: float 
     if not (alpha >= 0 and scale > 0):
         raise ValueError(f"alpha must be >= 0 and scale positive, got alpha={alpha}, scale={scale}")
     weight = (entropy.detach().clamp(min=0) / scale) ** alpha
-    return weight * -log_prob.masked_fill(weight == 0, 0)  # a label that is ruled out has infinite cross-entropy
+    return weight * (-log_prob).masked_fill(weight == 0, 0)  # a label that is ruled out has infinite cross-entropy
 
 
 def entropy_bonus(entropy: Tensor) -> Tensor:
@@ -496,7 +496,7 @@ def parameters(term: Term, extras: Iterable[str] | None = None, known: Sequence[
     """Names of the tensors a term asks for: its parameters without a default.
 
     Args:
-        term: any callable with an inspectable signature.
+        term: any callable with an inspectable signature; a module names its tensors in `forward`.
         extras: names in the dict of labels; None leaves unknown names for later.
         known: what the loss gives to a term.
 
@@ -506,7 +506,8 @@ def parameters(term: Term, extras: Iterable[str] | None = None, known: Sequence[
     """
     extras = None if extras is None else set(extras)
     names = []
-    for parameter in inspect.signature(term).parameters.values():
+    called = term.forward if isinstance(term, nn.Module) else term
+    for parameter in inspect.signature(called).parameters.values():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise TypeError(
                 f"{name_of(term)}: parameter {parameter} is {parameter.kind.description}; a term names each tensor it "

@@ -156,8 +156,9 @@ class WatchedLoss:
 def watch(loss: Loss, metrics: TrainingMetrics, /, **columns: str) -> WatchedLoss:
     """The same loss, which also fills `metrics` while it trains: no further pass over the logits.
 
-    The parts of `weighted_sum` (under the names of their functions) and of `add_losses` (under their own) are logged
-    without being asked for: without their weights, divided as the loss is, so that weights times parts add up to it.
+    The parts of `weighted_sum` (under the names of their functions), of `add_losses` (under their own) and of
+    `with_auxiliary` (under the names of loss and field) are logged without being asked for: without their weights,
+    divided as the loss is, so that weights times parts add up to it.
 
     Args:
         loss: a loss of this package, bound with its options.

@@ -201,6 +201,9 @@ def test_nothing_is_left(dtype):
         (lambda: triplet_loss({"logits": normal(9, 2, 3)}, CLASSES), ValueError, r"embeddings must be \(batch, size\)"),
         (lambda: triplet_loss(POINTS, CLASSES[:4]), ValueError, "one id a sample"),
         (lambda: triplet_loss(POINTS, None), ValueError, "labels are None"),
+        (lambda: triplet_loss(POINTS, {"labels": CLASSES, "age": CLASSES}), ValueError, r"reads \['age'\].*dropped"),
+        (lambda: clip_of(SIMILARITIES, {"labels": IDS, "weights": IDS}), ValueError, r"reads \['weights'\]"),
+        (lambda: info_nce_loss(EMBEDDINGS, {"labels": IDS, "b": IDS, "a": IDS}, select=SIDES), ValueError, "'a', 'b'"),
     ],
 )
 def test_refused(call, error, message):

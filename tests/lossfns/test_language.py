@@ -330,9 +330,9 @@ class Temperature(torch.nn.Module):
         return -log_prob * self.scale + self.scale.square() * log_normalizer
 
 
-def check_learnable(loss):
+def check_learnable(loss, *, as_module=True):
     term, logits = Temperature(), normal(B, S, V).requires_grad_()
-    loss(logits, LABELS, term=term.forward).backward()
+    loss(logits, LABELS, term=term if as_module else term.forward).backward()
     expected, x = Temperature(), normal(B, S, V).requires_grad_()
     found = oracle.statistics(x, LABELS, ("log_prob", "log_normalizer"), shift=1)
     total = expected(**found).sum() / NEXT
@@ -344,6 +344,7 @@ def check_learnable(loss):
 
 def test_weights_of_a_term_get_their_gradient(monkeypatch):
     check_learnable(causal_lm_loss)
+    check_learnable(causal_lm_loss, as_module=False)
     check_learnable(
         lambda logits, labels, term: causal_lm_loss(logits.clone(), labels, term=term, overwrite_logits=True)
     )

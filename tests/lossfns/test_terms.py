@@ -277,6 +277,24 @@ def test_class_weights_of_any_kind(weights):
     assert found.item() == pytest.approx(by_formula(FORMULAS["class weights"][1], normal(2, 4, V), LABELS), rel=1e-12)
 
 
+class Confident(torch.nn.Module):
+    def forward(self, log_prob, *, floor=-2.0):
+        return -log_prob.clamp(min=floor)
+
+
+def test_a_module_names_its_tensors_in_forward():
+    logits, labels = torch.zeros(1, 2, 9), torch.tensor([[0, 1]])
+    summed = weighted_sum((1.0, Confident()), (0.5, cross_entropy))
+    assert repr(summed) == "(1 * Confident() + 0.5 * cross_entropy)"
+    found = pickle.loads(pickle.dumps(partial(causal_lm_loss, term=summed)))(logits, labels)
+    assert found.item() == pytest.approx(2.0 + 0.5 * math.log(9))
+
+
+def test_a_module_of_torch_asks_for_other_tensors():
+    with pytest.raises(TypeError, match=r"CrossEntropyLoss\(\) asks for 'input'; known are .*log_prob"):
+        causal_lm_loss(torch.zeros(1, 2, 9), torch.tensor([[0, 1]]), term=torch.nn.CrossEntropyLoss())
+
+
 @pytest.mark.parametrize("weights", [[[1.0, 2.0]], 1.0, [1.0, -1.0], [1.0, math.nan], [math.inf, 1.0]])
 def test_class_weights_that_are_refused(weights):
     with pytest.raises(ValueError, match=r"one finite number >= 0 a class, shape \(C,\), got"):

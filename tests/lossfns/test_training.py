@@ -301,9 +301,31 @@ def test_factors_of_the_whole_stay_on_the_parts():
     assert value == pytest.approx(found["cross_entropy"] + 0.01 * found["z_loss"])
 
 
-def test_an_auxiliary_term_is_no_part_of_the_kernel():
+def test_an_auxiliary_term_is_a_part():
     value, found = means(with_auxiliary(partial(causal_lm_loss, term=SUM), "aux_loss", 2.0))
     assert value == pytest.approx(found["cross_entropy"] + 0.01 * found["z_loss"] + 1.0)
+    assert found["aux_loss"] == 0.5
+    value, found = means(with_auxiliary(causal_lm_loss, "aux_loss", 2.0))
+    assert found == pytest.approx({"causal_lm_loss": value - 1.0, "aux_loss": 0.5})
+
+
+def test_an_auxiliary_term_of_a_part_stays_in_it():
+    value, found = means(add_losses({"router": (0.5, with_auxiliary(causal_lm_loss, "aux_loss", 2.0))}))
+    assert found == pytest.approx({"router": 2 * value})
+
+
+def test_an_auxiliary_term_is_the_mean_over_the_window():
+    """Of micro-batches of different lengths, each with a term of its own, weighted by their labels."""
+    logits, labels = batch()
+    metrics, terms = TrainingMetrics(), [0.5, 2.0, -1.0]
+    loss = watch(with_auxiliary(causal_lm_loss, "aux_loss", 0.1), metrics)
+    numbers = (labels[:, 1:] != -100).sum(1).tolist()
+    for i, term in enumerate(terms):
+        row = slice(i, i + 1)
+        loss({"logits": logits[row], "aux_loss": torch.tensor(term)}, labels[row], sum(numbers))
+    expected = sum(number * term for number, term in zip(numbers, terms, strict=True)) / sum(numbers)
+    assert metrics.means()["aux_loss"] == pytest.approx(expected)
+    assert len(set(numbers)) > 1
 
 
 def test_half_a_window_weighs_half():
