@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,6 +12,21 @@ from .alignment import widened
 
 Batch = dict[str, Any]
 Collator = Callable[[list[Any]], Batch]
+
+
+def collated(collator: Collator, features: list[Any]) -> Batch:
+    """The batch that the collator inside a wrapper makes, as a dict of its own.
+
+    Raises:
+        TypeError: it returns no dict.
+    """
+    batch: Any = collator(features)
+    if not isinstance(batch, Mapping):
+        raise TypeError(
+            f"the collator must return a dict of tensors, with the inputs of the model and 'labels'; {collator!r} "
+            f"returned a {type(batch).__name__}"
+        )
+    return dict(batch)
 
 
 def batch_labels(batch: Batch, *, dimensions: int | None = 2) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ._batch import Batch, Collator, batch_labels
+from ._batch import Batch, Collator, batch_labels, collated
 from .alignment import IGNORED, check_shift, scored_places, split_labels
 from .normalization import MARKERS
 
@@ -36,7 +36,7 @@ class WithExtras:
         everywhere = [name for name in self.names if all(name in row for row in features)]
         columns = {name: [row[name] for row in features] for name in everywhere}
         rest = [{name: value for name, value in row.items() if name not in columns} for row in features]
-        batch = self.collator(rest)
+        batch = collated(self.collator, rest)
         made = {name: _safe(batch[name]) for name in self.names if name in batch}
         missing = sorted({*self.names} - {*columns, *made})
         if missing:
@@ -97,7 +97,7 @@ class CountSequences:
     shift: int
 
     def __call__(self, features: list[Any]) -> Batch:
-        batch = self.collator(features)
+        batch = collated(self.collator, features)
         ids, extras = split_labels(batch.get("labels"))
         batch_labels({"labels": ids})
         sequences = sequence_starts(batch, ids).cumsum(1) - 1 if "position_ids" in batch else torch.zeros_like(ids)
@@ -141,7 +141,7 @@ class CountPairs:
     shift: int
 
     def __call__(self, features: list[Any]) -> Batch:
-        batch = self.collator(features)
+        batch = collated(self.collator, features)
         ids, extras = split_labels(batch.get("labels"))
         batch_labels({"labels": ids})
         pairs, odd = divmod(ids.shape[0], 2)
@@ -190,7 +190,7 @@ class MaskSequenceStarts:
     collator: Collator
 
     def __call__(self, features: list[Any]) -> Batch:
-        batch = self.collator(features)
+        batch = collated(self.collator, features)
         labels = batch_labels(batch)
         return {**batch, "labels": labels.masked_fill(sequence_starts(batch, labels), IGNORED)}
 

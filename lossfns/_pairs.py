@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._batch import Batch, Collator, batch_labels
+from ._batch import Batch, Collator, batch_labels, collated
 from ._label_dicts import label_dict, one_each
 from .alignment import check_shift, scored_places
 from .normalization import MARKERS
@@ -26,7 +26,7 @@ class StackPairs:
     def __call__(self, features: list[Any]) -> Batch:
         _check_pairs(features)
         rows = [row[CHOSEN] for row in features] + [row[REJECTED] for row in features]
-        batch = {**self.collator(rows)}
+        batch = collated(self.collator, rows)
         extras = {
             name: torch.stack([torch.as_tensor(row[name]) for row in features])
             for name in features[0]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ._batch import Batch, Collator
+from ._batch import Batch, Collator, collated
 from ._label_dicts import WithExtras, with_extras
 from ._teacher import PREFIX
 
@@ -19,7 +19,7 @@ class CopyInputs:
     names: tuple[str, ...]
 
     def __call__(self, features: list[Any]) -> Batch:
-        batch = self.collator(features)
+        batch = collated(self.collator, features)
         missing = [name for name in self.names if name not in batch]
         if missing:
             raise ValueError(f"the collator returns {sorted(batch)}, but the teacher is to read {missing}; give names=")

@@ -1,4 +1,7 @@
-"""Wrappers around any data collator that put into the batch what a loss, a reducer or the Trainer's count needs."""
+"""Wrappers around any data collator that put into the batch what a loss, a reducer or the Trainer's count needs.
+
+Each of them raises TypeError, in the call, where the collator inside returns no dict.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._batch import Batch, Collator, batch_labels, described
+from ._batch import Batch, Collator, batch_labels, collated, described
 from ._label_dicts import count_pairs, count_sequences, mask_sequence_starts, with_extras
 from ._pairs import stack_pairs
 from ._teacher_inputs import teacher_inputs
@@ -38,7 +41,7 @@ class MaskFirstLabel:
     collator: Collator
 
     def __call__(self, features: list[Any]) -> Batch:
-        batch = self.collator(features)
+        batch = collated(self.collator, features)
         labels = batch_labels(batch).clone()
         labels[:, :1] = IGNORED
         return {**batch, "labels": labels}
@@ -77,7 +80,7 @@ class ReplaceLabels:
     replacements: Mapping[int, int]
 
     def __call__(self, features: list[Any]) -> Batch:
-        batch = self.collator(features)
+        batch = collated(self.collator, features)
         before = batch_labels(batch, dimensions=None).long()
         labels = before.clone()
         for old, new in self.replacements.items():
@@ -119,7 +122,7 @@ class MaskMissing:
     collator: Collator
 
     def __call__(self, features: list[Any]) -> Batch:
-        batch = self.collator(features)
+        batch = collated(self.collator, features)
         labels = batch.get("labels")
         if not isinstance(labels, Tensor) or not labels.is_floating_point():
             raise ValueError(f"the collator must return floating labels, got {described(labels)}")
@@ -155,7 +158,7 @@ class KeepSupervisedLogits:
 
     def __call__(self, features: list[Any]) -> Batch:
         _refuse_dispatched_batches()
-        batch = self.collator(features)
+        batch = collated(self.collator, features)
         labels = batch_labels(batch)
         if "logits_to_keep" in batch:
             raise ValueError("the collator already chooses the logits_to_keep: keep_supervised_logits would undo it")
@@ -221,7 +224,7 @@ class PackSpans:
     collator: Collator
 
     def __call__(self, features: list[Any]) -> Batch:
-        batch = dict(self.collator(features))
+        batch = collated(self.collator, features)
         ends = [batch.pop(name, None) for name in ("start_positions", "end_positions")]
         if not all(isinstance(end, Tensor) and end.ndim == 1 for end in ends):
             given = ", ".join(map(described, ends))
@@ -264,7 +267,7 @@ class WithDecoderInputs:
     pad: int
 
     def __call__(self, features: list[Any]) -> Batch:
-        batch = self.collator(features)
+        batch = collated(self.collator, features)
         ids, _ = split_labels(batch.get("labels"))
         return {**batch, "decoder_input_ids": shifted_right(batch_labels({"labels": ids}), self.start, self.pad)}
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ._batch import Batch, Collator
+from ._batch import Batch, Collator, collated
 from .alignment import split_labels
 from .hidden import HiddenStates
 from .preference import pair_rows, sequence_log_probs
@@ -72,7 +72,9 @@ def precompute_reference_log_probs(
         `stack_pairs` and `dpo` find them; float32 (float64 for float64 logits).
 
     Raises:
-        ValueError: an item is no pair, `batch_size` below 1; the cache was made from other data, or by another model.
+        ValueError: an item is no pair, `batch_size` below 1; the cache was made from other data, or by another model or
+            forward; labels and logits as for `sequence_log_probs`.
+        TypeError: as `sequence_log_probs`; the collator returns no dict.
 
     Example:
         >>> from lossfns.collators import stack_pairs
@@ -90,7 +92,7 @@ def precompute_reference_log_probs(
         if cache is not None and Path(cache).exists():
             log_probs = _load(Path(cache), made_from)
             if len(dataset):
-                first = collator([dataset[index] for index in range(min(batch_size, len(dataset)))])
+                first = collated(collator, [dataset[index] for index in range(min(batch_size, len(dataset)))])
                 _check_forward(Path(cache), log_probs, _score(model, first, shift, source))
             return WithReference(dataset, log_probs)
         parts = [_score(model, batch, shift, source) for batch in _batches(dataset, collator, batch_size, "reference")]
@@ -116,7 +118,7 @@ def _batches(dataset: Sequence[Mapping[str, Any]], collator: Collator, batch_siz
     from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
     for start in tqdm(range(0, len(dataset), batch_size), desc=f"{what} log-probabilities", unit="batch"):
-        yield collator([dataset[index] for index in range(start, min(start + batch_size, len(dataset)))])
+        yield collated(collator, [dataset[index] for index in range(start, min(start + batch_size, len(dataset)))])
 
 
 @torch.no_grad()
@@ -158,6 +160,7 @@ def _check_forward(cache: Path, log_probs: Tensor, own: Tensor) -> None:
 
 
 def _load(cache: Path, made_from: str) -> Tensor:
+    """Log-probabilities out of a cache; raises ValueError where it was made from something else."""
     kept = torch.load(cache, weights_only=True)
     if kept["made_from"] != made_from:
         raise ValueError(

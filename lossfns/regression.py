@@ -33,6 +33,9 @@ def mse(prediction: Tensor, target: Tensor) -> Tensor:
     Returns:
         `(n,)`, squared units of the target.
 
+    Source:
+        Legendre: Nouvelles methodes pour la determination des orbites des cometes (1805), least squares.
+
     Example:
         >>> mse(torch.tensor([1.0]), torch.tensor([3.0]))
         tensor([4.])
@@ -49,6 +52,9 @@ def mae(prediction: Tensor, target: Tensor) -> Tensor:
 
     Returns:
         `(n,)`, units of the target.
+
+    Source:
+        Koenker, Bassett: Regression Quantiles (1978), for the median.
 
     Example:
         >>> mae(torch.tensor([1.0]), torch.tensor([3.0]))

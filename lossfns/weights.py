@@ -108,6 +108,10 @@ def balanced_pos_weight(labels: Any, *, num_classes: int) -> Tensor:
     Raises:
         ValueError: another shape or value, or a class that is nowhere present or nowhere absent.
 
+    Source:
+        King, Zeng: Logistic Regression in Rare Events Data (2001), weighting, with the weight of absent labels 1;
+        `pos_weight` of torch's BCEWithLogitsLoss.
+
     Example:
         >>> balanced_pos_weight([[1, 0], [0, 1], [0, -100]], num_classes=2)
         tensor([2., 1.], dtype=torch.float64)
@@ -122,11 +126,11 @@ def balanced_pos_weight(labels: Any, *, num_classes: int) -> Tensor:
     return absent / present
 
 
-def ldam_margins(class_counts: ClassValues, *, max_margin: float = 0.5) -> Tensor:
+def ldam_margins(counts: ClassValues, *, max_margin: float = 0.5) -> Tensor:
     """Margins for `classification_loss(margins=...)` that fall with the fourth root of the size of a class.
 
     Args:
-        class_counts: items a class, `(C,)`, as `class_counts` returns them.
+        counts: items a class, `(C,)`, as `class_counts` returns them.
         max_margin: margin of the rarest class, in units of the logits. The paper takes 0.5 for the cosines of a
             normalised head and then multiplies logits by 30: with such a model, 30 times as much.
 
@@ -146,9 +150,9 @@ def ldam_margins(class_counts: ClassValues, *, max_margin: float = 0.5) -> Tenso
     """
     if not max_margin > 0:
         raise ValueError(f"max_margin must be positive, got {max_margin}")
-    counts = class_table(class_counts, "class_counts", smallest=0.0)
-    _refuse_absent(counts, "have no label")
-    return max_margin * (counts.min() / counts) ** 0.25
+    table = class_table(counts, "counts", smallest=0.0)
+    _refuse_absent(table, "have no label")
+    return max_margin * (table.min() / table) ** 0.25
 
 
 def _flat(labels: Any) -> Tensor:

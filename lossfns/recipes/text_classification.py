@@ -1,4 +1,4 @@
-"""Classify texts with a causal language model of a large vocabulary (Qwen2.5), which answers with a letter.
+"""Classify texts with a causal language model of a large vocabulary (Qwen2.5), which answers with a letter or two.
 
 Needs: --data, a CSV file with the columns text and label; --model, a causal language model. Without them: paragraphs of
 Python's manual, each to be put into its chapter, and a small random Qwen2. TrainingArguments are options too.
@@ -9,7 +9,6 @@ import csv
 from dataclasses import make_dataclass
 from functools import partial
 from pydoc_data.topics import topics
-from string import ascii_uppercase
 
 import transformers
 from tokenizers import ByteLevelBPETokenizer
@@ -44,7 +43,10 @@ def make_trainer(options, args):
     texts, (model, tokenizer) = load_texts(options.data), load_model(options.model)
     texts = texts[:: max(1, len(texts) // options.samples)]
     names = sorted({label for _, label in texts})
-    answers = [tokenizer(letter, add_special_tokens=False).input_ids[0] for letter in ascii_uppercase[: len(names)]]
+    words = sorted((len(word), word) for word in tokenizer.get_vocab() if word.isascii() and word.isalpha())
+    answers = tokenizer.convert_tokens_to_ids(
+        [word for _, word in words[: len(names)]]
+    )  # A, B, ..., z, and longer ones
     rows = []
     for text, label in texts:
         ids = tokenizer(text, truncation=True, max_length=96).input_ids

@@ -2,6 +2,7 @@
 
 import pickle
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import transformers
 
 from lossfns import (
     causal_lm_loss,
+    collators,
     cross_entropy,
     hidden_states,
     masked_lm_loss,
@@ -280,6 +282,29 @@ def test_wrappers_are_picklable(wrap):
     again = pickle.loads(pickle.dumps(wrap(packed)))
     assert again == wrap(packed)
     assert repr(again)
+
+
+def rows_as_they_are(rows):
+    return rows
+
+
+DECODER = SimpleNamespace(config=SimpleNamespace(decoder_start_token_id=0, pad_token_id=1))
+WRAPPERS = {
+    "count_pairs": partial(count_pairs, shift=1),
+    "count_sequences": partial(count_sequences, shift=1),
+    "replace_labels": partial(collators.replace_labels, replacements={255: N}),
+    "stack_pairs": partial(collators.stack_pairs, shift=1),
+    "teacher_inputs": partial(collators.teacher_inputs, shift=1),
+    "with_decoder_inputs": partial(collators.with_decoder_inputs, model=DECODER),
+    "with_extras": partial(with_extras, names=[], shift=1),
+}
+
+
+@pytest.mark.parametrize("name", collators.__all__)
+def test_a_collator_that_returns_no_dict_is_named(name):
+    wrapped = WRAPPERS.get(name, getattr(collators, name))(rows_as_they_are)
+    with pytest.raises(TypeError, match=r"must return a dict.*rows_as_they_are.* returned a list"):
+        wrapped([{"chosen": {}, "rejected": {}}])
 
 
 # --- counting sequences and pairs ------------------------------------------------------------------------------------

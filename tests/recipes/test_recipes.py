@@ -9,6 +9,7 @@ import socket
 import sys
 
 import pytest
+import transformers
 
 from lossfns.recipes.__main__ import main, recipes
 
@@ -163,6 +164,21 @@ def test_reads_tables_and_sentences_of_ones_own(tmp_path):
     (tmp_path / "mine.conll").write_text("Ann B-PER\nran O\n\n \nBonn _ B-LOC\n", encoding="utf-8")
     found = module_of("token_classification").load_sentences(str(tmp_path / "mine.conll"))
     assert found == [[("Ann", "B-PER"), ("ran", "O")], [("Bonn", "B-LOC")]]
+
+
+def test_answers_for_any_number_of_classes(tmp_path):
+    with (tmp_path / "mine.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(
+            [("text", "label"), *((f"text {place}", f"class {place:02}") for place in range(60))]
+        )
+    recipe = module_of("text_classification")
+    args = transformers.TrainingArguments(tmp_path, use_cpu=True, report_to="none")
+    trainer = recipe.make_trainer(recipe.Options(data=str(tmp_path / "mine.csv")), args)
+    answers = trainer.preprocess_logits_for_metrics.keywords["token_ids"]
+    assert len(set(answers)) == 60
+    words = trainer.data_collator.tokenizer.convert_ids_to_tokens(answers)
+    assert words[:3] + words[25:27] == ["A", "B", "C", "Z", "a"]
+    assert {row["input_ids"][-1] for row in [*trainer.train_dataset, *trainer.eval_dataset]} == set(answers)
 
 
 def test_takes_a_model_of_ones_own(tmp_path):

@@ -515,8 +515,8 @@ WEIGHTS = [
     ),
     Entry(
         lossfns.ldam_margins,
-        {"class_counts": [1, 2]},
-        {"class_counts": [[0, 1], [-1, 1], [NAN], 3, "abc"], "max_margin": NOT_POSITIVE},
+        {"counts": [1, 2]},
+        {"counts": [[0, 1], [-1, 1], [NAN], 3, "abc"], "max_margin": NOT_POSITIVE},
     ),
 ]
 
