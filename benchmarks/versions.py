@@ -37,8 +37,8 @@ TESTS = (
     "tests/test_end_to_end.py",
 )
 TOOLS = ("hypothesis", "packaging", "peft", "pytest", "pytest-timeout")
-# Newer ones need numpy 2 and do not say so.
-BESIDE_THE_LOWEST = ("pandas==2.2.0", "pyarrow==15.0.0")
+# Of the time of the lowest releases: newer ones of pyarrow need numpy 2 and do not say so.
+BESIDE_THE_LOWEST = ("datasets==3.0.0", "pandas==2.2.0", "peft==0.17.0", "pyarrow==15.0.0")
 BETWEEN = ("5.1.0", "5.9.0", "5.14.1")
 LOWEST, NEWEST = "lowest", "newest"
 OWN_PYTHON = ".".join(platform.python_version_tuple()[:2])
@@ -67,7 +67,7 @@ def environments() -> list[Environment]:
 def lower_bounds() -> dict[str, str]:
     """What `pyproject.toml` claims to be enough, by distribution."""
     project = tomllib.loads((harness.REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    requirements = map(Requirement, project["dependencies"] + project["optional-dependencies"]["dev"])
+    requirements = map(Requirement, project["dependencies"])
     return {each.name: part.version for each in requirements for part in each.specifier if part.operator == ">="}
 
 

@@ -195,7 +195,7 @@ class HiddenStates:
                 "batch among replicas: use the logits there"
             )
         module = self.model.get_output_embeddings()  # type: ignore[operator]
-        _refuse_sharded(module)
+        _refuse_sharded(self.model, module)
         head = replace(head_of(self.model, module, latest.hidden), autocast=latest.autocast)
         if not self._checked:
             _compare(head, latest.hidden, _last(logits))
@@ -216,7 +216,7 @@ def hidden_states(model: nn.Module) -> HiddenStates:
     some versions. A decoder with a transform before its head (Bert, Roberta) raises on the first batch.
 
     Not under DataParallel, with `model_init`, a sharded head (FSDP, ZeRO-3), or together with `keep_supervised_logits`:
-    each raises.
+    each raises. FSDP2 may keep the head whole, as `fully_shard(model, reshard_after_forward=False)` does.
 
     Args:
         model: the model given to the Trainer, PEFT models included.
@@ -264,18 +264,31 @@ def head_of(model: nn.Module, module: nn.Module, hidden: Tensor) -> Head:
     return Head(module, classes, float(scale), softcap)
 
 
-def _refuse_sharded(module: nn.Module) -> None:
-    """Raise where FSDP, ZeRO-3 or tensor parallelism hold the head: gathered after forward, it still looks whole."""
+def _refuse_sharded(model: nn.Module, module: nn.Module) -> None:
+    """Raise where FSDP, ZeRO-3 or tensor parallelism hold the head, unless FSDP2 keeps it whole until backward is done.
+
+    A head that looks whole may be gone by then: with FSDP2 in a group of its own, whose backward never comes.
+    """
     shards = [
         name
         for name, parameter in module.named_parameters()
         if hasattr(parameter, "full_tensor") or hasattr(parameter, "ds_id") or not parameter.numel()
     ]
-    if shards or any(getattr(part, "_is_fsdp_managed_module", False) for part in module.modules()):
+    managed = any(getattr(part, "_is_fsdp_managed_module", False) for part in module.modules())
+    if shards or (managed and not _in_the_models_group(model, module)):
         raise ValueError(
             f"the head {type(module).__name__} is sharded (FSDP, ZeRO-3), and reading it outside forward is not shown "
-            "to be right. Leave the head out of the sharding, or use the logits"
+            "to be right. Let FSDP2 keep it whole, with fully_shard(model, reshard_after_forward=False) and none of "
+            "the head itself, or use the logits"
         )
+
+
+def _in_the_models_group(model: nn.Module, module: nn.Module) -> bool:
+    """Did FSDP2 put the module into the group of the whole model, not into one of its own or of a part?"""
+    from torch.distributed.fsdp import FSDPModule
+
+    holders = [part for part in model.modules() if isinstance(part, FSDPModule) and module in set(part.modules())]
+    return len(holders) == 1 and holders[0] is model
 
 
 def _last(logits: Tensor) -> Tensor:

@@ -84,14 +84,26 @@ def evaluated(by_hidden: bool, streaming: bool) -> list[Any]:
     return [ids, {name: scores[name] for name in ("eval_nll_loss", "eval_token_accuracy", "eval_tokens")}]
 
 
-def sharded() -> str:
-    """The message for a model that FSDP2 cuts up, and has put together again for its forward."""
+def sharded() -> dict[str, str]:
+    """The messages for heads that FSDP2 cuts up again after forward, or alone; one it keeps whole is read."""
+    return {
+        "again": refusal(None, reshard_after_forward=True),
+        "alone": refusal(False),
+        "alone, again": refusal(True),
+        "whole": refusal(None, reshard_after_forward=False),
+        "whole by default": refusal(None),
+    }
+
+
+def refusal(head: bool | None, **options: bool) -> str:
     from torch.distributed.fsdp import fully_shard
 
     if not hasattr(torch.cpu.Stream, "record_event"):
         return WITHOUT_FSDP
     model = tiny.model("llama", dtype=torch.float32)
-    fully_shard(model)
+    if head is not None:
+        fully_shard(model.lm_head, reshard_after_forward=head)
+    fully_shard(model, **options)
     source = hidden_states(model)
     batch = tiny.pad(ROWS[:4])
     labels = batch.pop("labels")
@@ -129,7 +141,11 @@ def test_evaluation(ranks):
 
 
 def test_a_sharded_head(ranks):
-    if ranks[0]["sharded"] == WITHOUT_FSDP:
+    if ranks[0]["sharded"]["whole"] == WITHOUT_FSDP:
         pytest.skip(WITHOUT_FSDP)
     for rank in ranks:
-        assert "Linear is sharded (FSDP, ZeRO-3)" in rank["sharded"].replace("FSDPLinear", "Linear")
+        for case, said in rank["sharded"].items():
+            if case.startswith("whole"):
+                assert said == "nothing was refused"
+            else:
+                assert "Linear is sharded (FSDP, ZeRO-3)" in said.replace("FSDPLinear", "Linear"), case
