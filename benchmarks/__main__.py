@@ -1,6 +1,7 @@
 """`python -m benchmarks`: run the benchmarks and write the report, `RESULTS.md`, from their result files.
 
-A quick run goes to a folder of its own, so that its small sizes never stand in for the real ones.
+A quick run goes to a folder of its own, so that its small sizes never stand in for the real ones. `report` measures
+nothing and writes the report anew.
 """
 
 import argparse
@@ -17,13 +18,13 @@ ALLOCATORS_OF = {section.benchmark: section.allocators for section in SECTIONS i
 def main(arguments: list[str] | None = None) -> Path:
     """Runs what the command line asks for and returns the path of the report."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("benchmark", nargs="?", choices=("all", *ALLOCATORS_OF), default="all")
+    parser.add_argument("benchmark", nargs="?", choices=("all", "report", *ALLOCATORS_OF), default="all")
     parser.add_argument("--quick", action="store_true", help="sizes too small to show anything but that it runs")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     given = parser.parse_args(arguments)
     harness.check_device(given.device)
     folder = Path(tempfile.mkdtemp(prefix="benchmarks-")) if given.quick else HERE
-    for benchmark in ALLOCATORS_OF if given.benchmark == "all" else (given.benchmark,):
+    for benchmark in {"all": [*ALLOCATORS_OF], "report": []}.get(given.benchmark, [given.benchmark]):
         for allocator in ALLOCATORS_OF[benchmark] if given.device == "cpu" else ("default",):
             harness.progress(f"{benchmark}, allocator: {allocator}")
             harness.run_in_fresh_process(
