@@ -265,10 +265,12 @@ def _probability_sums(probabilities: Array, labels: Array, active: Array) -> Col
 def _counts_of_pairs(active: Array, labels: Array, ids: Array, num_classes: int) -> Columns:
     """Return the counts a sample of labels and ids, both of the entries that count only."""
     starts = row_starts(active)
+    labels, ids = (cells.astype(starts.dtype, copy=False) for cells in (labels, ids))  # for all of them, and once
+    once = np.ones(len(labels), np.int64)
     return {
         "hits": tally(starts, labels, num_classes, (labels == ids).astype(np.int64)),
-        "actual": tally(starts, labels, num_classes),
-        "predicted": tally(starts, ids, num_classes),
+        "actual": tally(starts, labels, num_classes, once),
+        "predicted": tally(starts, ids, num_classes, once),
     }
 
 
