@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, get_args
@@ -68,7 +68,7 @@ def from_evaluate(
     """Turn a metric of Hugging Face `evaluate` into a metric of the Trainer; nothing is downloaded, nothing cast.
 
     Args:
-        module: a loaded metric, or the path of a script on this machine, which `evaluate` copies into its cache.
+        module: a loaded metric, or the path of a script on this machine.
         kind: as for `from_sklearn`.
         directions: for every key of its result whether greater is better, None for neither.
         options: of its `compute`, as `{"average": "macro"}`.
@@ -91,7 +91,7 @@ def from_evaluate(
     if isinstance(module, (str, Path)):
         if not Path(module).exists():
             raise ValueError(f"there is no script {str(module)!r} here: metrics are never downloaded; give a path")
-        module = _import_evaluate().load(str(module), keep_in_memory=True)
+        module = _loaded(str(module))
     _check_methods(module, "a loaded metric of evaluate or the path of its script", "features", "add_batch", "compute")
     return _adapted(_Evaluated(module, dict(options or {}), tuple(directions)), kind, directions)
 
@@ -296,6 +296,24 @@ def _check_cast(module: Any, name: str, values: Array) -> None:
     dtypes = [str(getattr(feature.get(name), "dtype", "")) for feature in features]
     if values.dtype.kind == "f" and any("int" in dtype for dtype in dtypes):
         raise TypeError(f"{name} are floats, and the module would cut them to {dtypes[0]}: give it ids")
+
+
+def _loaded(path: str) -> Any:
+    """Return the metric of a script as `evaluate.load` does, which would write into the home directory."""
+    folder = tempfile.gettempdir()
+    _import_evaluate()
+    loading = sys.modules["evaluate.loading"]
+    found = loading.evaluation_module_factory(path, dynamic_modules_path=_place_of_scripts()[1])
+    module = loading.import_main_class(found.module_path)(keep_in_memory=True, cache_dir=folder, hash=found.hash)
+    module.download_and_prepare()
+    return module
+
+
+@cache
+def _place_of_scripts() -> tuple[tempfile.TemporaryDirectory[str], str]:
+    """Return a folder that lasts as long as the process, and the package in it that scripts are copied to."""
+    folder = tempfile.TemporaryDirectory(prefix="evaluate-")
+    return folder, sys.modules["evaluate.loading"].init_dynamic_modules("evaluate_scripts", folder.name)
 
 
 def _import_evaluate() -> Any:

@@ -1,0 +1,58 @@
+"""Metrics need neither a network nor a home directory that can be written to."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from .test_adapters import SCRIPT
+
+ROOT = Path(__file__).resolve().parents[2]
+UNPLUGGED = """
+import pathlib, socket, sys, urllib.request
+
+def refuse(*arguments, **options):
+    raise AssertionError("the network was asked")
+
+socket.socket.connect = socket.getaddrinfo = refuse
+"""
+EVERYTHING = """
+from types import SimpleNamespace
+import numpy as np
+import metrics
+from metrics import plots
+from tests.kit.registry import METRICS
+from tests.metrics.test_task_trainer import language
+
+folder = pathlib.Path(sys.argv[1])
+for entry in METRICS:
+    entry.function(SimpleNamespace(predictions=entry.options["predictions"], label_ids=entry.options["labels"]))
+plots.confusion_matrix([[1, 0], [0, 1]], ["a", "b"]).savefig(folder / "picture.png")
+found = SimpleNamespace(predictions=np.array([0, 1, 1]), label_ids=np.array([0, 1, 0]))
+metrics.from_evaluate(folder / "share.py", kind="ids", directions={"share": True})(found)
+metrics.to_evaluate(metrics.classification(2), kind="ids").compute(predictions=[1, 1], references=[1, 0])
+assert language().evaluate()["eval_perplexity"] > 1
+"""
+DOWNLOADS = "urllib.request.urlopen('http://localhost')"
+WRITES = "pathlib.Path.home().joinpath('.cache').mkdir()"
+
+
+def run(code, folder):
+    """A process whose home is a file: not even the superuser can make a folder in it."""
+    home = folder / "home"
+    home.touch()
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "XDG_"))}
+    environment = kept | {"HOME": str(home), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", UNPLUGGED + code, str(folder)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=240)
+
+
+def test_every_metric_works_without_network_and_home(tmp_path):
+    (tmp_path / "share.py").write_text(SCRIPT)
+    done = run(EVERYTHING, tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_what_needs_one_of_the_two_would_be_seen(tmp_path):
+    assert "the network was asked" in run(DOWNLOADS, tmp_path).stderr
+    assert "NotADirectoryError" in run(WRITES, tmp_path).stderr
