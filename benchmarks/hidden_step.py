@@ -16,7 +16,7 @@ from lossfns import causal_lm_loss, hidden_states
 from reducers import sample_sums
 
 from . import assets, harness
-from .harness import Goal, Result, Row
+from .harness import Goal, Result, Row, Spread
 from .memory import peak_bytes, process_peak
 
 MIB = 1 << 20
@@ -24,14 +24,15 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is trained on and evaluated: `rows` x `length` tokens."""
+    """How much is trained on and evaluated, `rows` x `length` tokens, and in how many processes a step is taken."""
 
     rows: int
     length: int
+    processes: int
 
 
-FULL = Sizes(rows=4, length=512)
-QUICK = Sizes(rows=2, length=32)
+FULL = Sizes(rows=4, length=512, processes=3)
+QUICK = Sizes(rows=2, length=32, processes=1)
 
 STOCK_STEP, STEP = "a step, stock loss", "a step, from hidden states"
 EVALUATION, FORWARD = "an evaluation, from hidden states", "the forward alone, one logit a row"
@@ -92,8 +93,8 @@ def make_trainer(model: PreTrainedModel, rows: list[Row], folder: str, device: s
     return trainer
 
 
-def measure(case: str, sizes: Sizes, device: str) -> Row:
-    """The peak of this process, then that of live tensor bytes in a second run of the same."""
+def measure(case: str, sizes: Sizes, device: str, *, counted: bool) -> Row:
+    """The peak of this process and, if `counted`, that of live tensor bytes in a second run of the same."""
     model, tokenizer = assets.smollm2()
     model.to(device)
     ids = tokenizer(assets.english_text())["input_ids"]
@@ -101,29 +102,34 @@ def measure(case: str, sizes: Sizes, device: str) -> Row:
     rows = [{"input_ids": piece, "labels": piece} for piece in pieces]
     with tempfile.TemporaryDirectory() as folder:
         run = CASES[case](model, partial(make_trainer, model, rows, folder, device))
-        before = process_peak(device=device)
         run()
-        process = process_peak(device=device)
-        model.zero_grad()
-        peak = peak_bytes(run).peak
-    logits = 4 * sizes.rows * sizes.length * model.config.vocab_size
-    return {"case": case, "process_before": before, "process": process, "peak": peak, "logits_bytes": logits}
+        found: Row = {"process": process_peak(device=device)}
+        if counted:
+            model.zero_grad()
+            found["peak"] = peak_bytes(run).peak
+    return found | {"logits_bytes": 4 * sizes.rows * sizes.length * model.config.vocab_size}
 
 
 # --- the benchmark ----------------------------------------------------------------------------------------------------
 
 
 def run(*, quick: bool, device: str) -> Iterator[Row]:
+    """What a process holds depends on how its heap falls apart: the steps have several."""
+    sizes = QUICK if quick else FULL
     for case in CASES:
         harness.progress(f"hidden_step: {case}")
-        yield harness.in_a_process(partial(measure, case, QUICK if quick else FULL, device))
+        row = harness.in_a_process(partial(measure, case, sizes, device, counted=True))
+        peaks = [row["process"]]
+        for _ in range(sizes.processes - 1 if case in (STOCK_STEP, STEP) else 0):
+            peaks.append(harness.in_a_process(partial(measure, case, sizes, device, counted=False))["process"])
+        yield {"case": case, **row, "process": peaks}
 
 
 def report(results: Sequence[Result]) -> str:
     parts = [
-        "Real weights in float32, 4 x 512 tokens, each line in a fresh process. *Process* is the most it ever held "
-        "(GPU: what torch handed out), *before* the same when the model was loaded; *peak* is that of live tensor "
-        "bytes above the start of a second run.",
+        "Real weights in float32, 4 x 512 tokens. *Process* is the most a fresh process ever held (GPU: what torch "
+        "handed out), of several the median with quartiles; *peak* is that of live tensor bytes above the start of a "
+        "second run.",
     ]
     for result in results:
         parts += [f"### {harness.title(result)}", harness.provenance(result)]
@@ -135,12 +141,20 @@ def report(results: Sequence[Result]) -> str:
 
 def goals(rows: Sequence[Row]) -> list[Goal]:
     found = {row["case"]: row for row in rows}
+    if not CASES.keys() <= found.keys():  # a run that was interrupted
+        return []
     logits = found[STEP]["logits_bytes"]
+    stock_process, process = (Spread.of(found[case]["process"]).median for case in (STOCK_STEP, STEP))
     return [
         Goal(
             "a step: process peak over that with the stock loss less 2.5 float32 copies of the logits",
             1.0,
-            found[STEP]["process"] / (found[STOCK_STEP]["process"] - 2.5 * logits),
+            process / (stock_process - 2.5 * logits),
+        ),
+        Goal(
+            "a step: the same of live tensor bytes",
+            1.0,
+            found[STEP]["peak"] / (found[STOCK_STEP]["peak"] - 2.5 * logits),
         ),
         Goal(
             "an evaluation: peak above the forward alone, in float32 logits",
@@ -152,9 +166,14 @@ def goals(rows: Sequence[Row]) -> list[Goal]:
 
 def table(rows: Sequence[Row]) -> str:
     return harness.table(
-        ("SmolLM2-135M in the stock Trainer", "process, MiB", "before, MiB", "peak, MiB", "one float32 copy, MiB"),
+        ("SmolLM2-135M in the stock Trainer", "processes", "process, MiB", "peak, MiB", "one float32 copy, MiB"),
         [
-            [row["case"], *(f"{row[name] / MIB:.0f}" for name in ("process", "process_before", "peak", "logits_bytes"))]
+            [
+                row["case"],
+                str(len(row["process"])),
+                f"{Spread.of([peak / MIB for peak in row['process']]):.0f}",
+                *(f"{row[name] / MIB:.0f}" for name in ("peak", "logits_bytes")),
+            ]
             for row in rows
         ],
     )
