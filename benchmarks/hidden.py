@@ -3,7 +3,8 @@
 Forward and backward from the hidden states of 2,048 tokens, H 896, V 151,936.
 """
 
-import importlib.util
+import functools
+import runpy
 import sys
 import tempfile
 import time
@@ -24,7 +25,7 @@ from lossfns._products import Head
 
 from . import assets, harness
 from .harness import Goal, Result, Row, Spread, Timed
-from .losses import DTYPES, IGNORED, TOKENIZER_OF
+from .losses import DTYPES, IGNORED, token_ids
 from .memory import peak_bytes, resident_peak
 
 MIB = 1 << 20
@@ -115,13 +116,16 @@ def torch_linear(batch: Batch, *, chunked: bool) -> Tensor:
 
 
 def torchtune_chunked(batch: Batch) -> Tensor:
-    """Upcasts chunk by chunk; the logits of all chunks exist. Read from its file: the package wants an old torchao."""
-    file = PEERS / "torchtune/modules/loss/ce_chunked_output_loss.py"
-    spec = importlib.util.spec_from_file_location("ce_chunked_output_loss", file)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    """Upcasts chunk by chunk; the logits of all chunks exist."""
     logits = [batch.head(chunk) for chunk in batch.hidden.chunk(8, dim=1)]
-    return module.CEWithChunkedOutputLoss(num_output_chunks=8)(logits, batch.targets.view(1, -1))
+    return torchtune_loss()(num_output_chunks=8)(logits, batch.targets.view(1, -1))
+
+
+@functools.cache
+def torchtune_loss() -> Any:
+    """Read from its file: the package wants an old torchao."""
+    file = PEERS / "torchtune/modules/loss/ce_chunked_output_loss.py"
+    return runpy.run_path(str(file))["CEWithChunkedOutputLoss"]
 
 
 def torchtune_linear(batch: Batch) -> Tensor:
@@ -170,12 +174,13 @@ LOSSES = (
 # --- input ------------------------------------------------------------------------------------------------------------
 
 
-def make_batch(tokens: int, hidden: int, dtype: torch.dtype, *, ignored: float, device: str) -> Batch:
+def make_batch(
+    tokens: int, hidden: int, dtype: torch.dtype, *, ignored: float, device: str, vocabulary: int = VOCABULARY
+) -> Batch:
     """Hidden states that point at the next token's row of the head, as those of a model that has learnt something."""
     generator = torch.Generator(device=device).manual_seed(0)
-    ids = assets.qwen_token_ids(assets.english_text(), vocabulary_size=TOKENIZER_OF[VOCABULARY])[:tokens]
-    labels = torch.tensor([ids], device=device)
-    head = nn.Linear(hidden, VOCABULARY, bias=False, device=device, dtype=dtype)
+    labels = torch.tensor([token_ids(vocabulary)[:tokens]], device=device)
+    head = nn.Linear(hidden, vocabulary, bias=False, device=device, dtype=dtype)
     with torch.no_grad():
         head.weight.normal_(0.0, 2.0 * hidden**-0.5, generator=generator)
         states = torch.empty(1, tokens, hidden, device=device).normal_(generator=generator)

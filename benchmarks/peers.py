@@ -4,9 +4,7 @@
 the report continues the line through what was.
 """
 
-import functools
 import math
-import runpy
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from lossfns import cross_entropy, dft, entropy_bonus, weighted_sum
 
@@ -57,14 +55,7 @@ def torch_cross_entropy(logits: Tensor, batch: Batch, *, upcast: bool) -> Tensor
 
 
 def torchtune_chunked(logits: Tensor, batch: Batch) -> Tensor:
-    """It upcasts chunk by chunk. Read from its file: the package wants an old torchao."""
-    return torchtune_loss()(num_output_chunks=8)([*logits.chunk(8, dim=1)], targets_of(batch))
-
-
-@functools.cache
-def torchtune_loss() -> Any:
-    path = hidden.PEERS / "torchtune/modules/loss/ce_chunked_output_loss.py"
-    return runpy.run_path(str(path))["CEWithChunkedOutputLoss"]
+    return hidden.torchtune_loss()(num_output_chunks=8)([*logits.chunk(8, dim=1)], targets_of(batch))
 
 
 def trl_log_probs(logits: Tensor, batch: Batch, *, dynamic: bool = False) -> Tensor:
@@ -140,7 +131,7 @@ def some_logits(vocabulary: int, tokens: int, device: str) -> Input:
 
 
 def some_hidden_states(vocabulary: int, tokens: int, device: str) -> Input:
-    batch = hidden_batch(vocabulary, tokens, device)
+    batch = hidden.make_batch(tokens, HIDDEN, torch.bfloat16, ignored=0.0, device=device, vocabulary=vocabulary)
 
     def errors(of: Sequence[Loss]) -> dict[str, Row]:
         value, of_hidden, of_weight = hidden.true_gradients(batch)
@@ -156,18 +147,6 @@ def some_hidden_states(vocabulary: int, tokens: int, device: str) -> Input:
         return found
 
     return Input(batch.forget, hidden.step, errors, held=batch.head.weight.nbytes)
-
-
-def hidden_batch(vocabulary: int, tokens: int, device: str) -> hidden.Batch:
-    """Hidden states that point at the next token's row of the head, as those of a model that has learnt something."""
-    generator = torch.Generator(device=device).manual_seed(0)
-    labels = torch.tensor([losses.token_ids(vocabulary)[:tokens]], device=device)
-    head = nn.Linear(HIDDEN, vocabulary, bias=False, device=device, dtype=torch.bfloat16)
-    states = torch.empty(1, tokens, HIDDEN, device=device).normal_(generator=generator)
-    with torch.no_grad():
-        head.weight.normal_(0.0, 2.0 * HIDDEN**-0.5, generator=generator)
-        states[:, :-1] += 2.0 * head.weight[labels[0, 1:]].float()
-    return hidden.Batch(states.bfloat16().requires_grad_(), head, labels)
 
 
 @dataclass(frozen=True)
@@ -211,6 +190,8 @@ def measure(field: Field, vocabulary: int, sizes: Sizes, device: str, known: Seq
                 failed.add(loss.name)
                 yield case | {"loss": loss.name, "reason": " ".join(f"{type(error).__name__}: {error}".split())[:160]}
         here = [loss for loss in field.losses if loss.name in rows]
+        if not here:
+            continue
         seconds = harness.interleave(
             [Timed(loss.name, given.fresh, partial(given.step, loss)) for loss in here],
             rounds=min(max(int(sizes.seconds / sum(row["first_seconds"] for row in rows.values())), 2), 5),

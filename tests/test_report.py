@@ -188,6 +188,12 @@ def test_what_would_take_too_much_is_not_run():
     assert not peers.too_much("other", case, [row | {"seconds": [peers.LONGEST / 9]}])
 
 
+def test_nothing_is_run_where_all_would_take_too_much():
+    slow = {"loss": STOCK, "logits_bytes": 1, "peak": 1, "seconds": [1.0]}
+    field = Field("logits", peers.OF_LOGITS[:1], peers.some_logits)
+    assert not [*peers.measure(field, 32_000, peers.Sizes((256,), (32_000,), 0.0), "cpu", [slow])]
+
+
 def test_a_line_goes_through_the_two_largest():
     assert Line.through([(4, 10.0), (1, 77.0), (8, 18.0)]) == Line(slope=2.0, start=2.0)
 
