@@ -6,8 +6,17 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
-from sklearn.metrics import accuracy_score, jaccard_score, ndcg_score
+from sklearn.metrics import (
+    accuracy_score,
+    f1_score,
+    jaccard_score,
+    log_loss,
+    mean_squared_error,
+    ndcg_score,
+    r2_score,
+)
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from lossfns import question_answering_loss
@@ -21,6 +30,8 @@ from metrics import (
     label_ranking,
     labels_from,
     language_modeling,
+    multi_label,
+    regression,
     retrieval,
     segmentation,
     text_match,
@@ -32,6 +43,7 @@ from reducers import (
     combine,
     generated,
     label_rank,
+    probabilities,
     sample_sums,
     segmentation_counts,
     spans,
@@ -42,6 +54,7 @@ from tests import tiny
 from .test_trainer import MODES
 
 ROWS = 10
+BATCHES = (1, 3, 8)
 WHOLE = {name: options for name, options in MODES.items() if name != "streaming"}
 GENERATOR = np.random.default_rng(0)
 TABLE = torch.from_numpy(GENERATOR.integers(1, 5, tiny.VOCAB))
@@ -204,10 +217,8 @@ def rankings(**options):
 
 def expected_rankings():
     labels = torch.stack([row["labels"] for row in RANKED]).numpy()
-    with torch.no_grad():
-        scores = Ranker()(torch.stack([row["features"] for row in RANKED]))["logits"].numpy()
     there = (labels > 0).any(1)
-    return {"ndcg_at_3": ndcg_score(labels[there], scores[there], k=3), "queries": there.sum()}
+    return {"ndcg_at_3": ndcg_score(labels[there], scores_of_candidates()[there], k=3), "queries": there.sum()}
 
 
 TOKENS = tiny.token_rows(ROWS, seed=6)
@@ -225,6 +236,63 @@ def expected_functions():
         ids = alone(model, row).logits[0].argmax(-1).tolist()
         pairs += [(label, place) for label, place in zip(row["labels"].tolist(), ids, strict=True) if label >= 0]
     return {"jaccard_score": jaccard_score(*zip(*pairs, strict=True), average="macro")}
+
+
+CLASSES = tiny.class_rows(ROWS, seed=8)
+
+
+def classes(**options):
+    metric = build(classification(3), num_samples=ROWS)
+    return tiny.trainer(
+        tiny.model("bert_cls").eval(), eval_rows=CLASSES, reducer=probabilities, metric=metric, **options
+    )
+
+
+def expected_classes():
+    model = tiny.model("bert_cls").eval()
+    chances = np.array([alone(model, row).logits[0].softmax(-1).numpy() for row in CLASSES])
+    labels = [int(row["labels"]) for row in CLASSES]
+    return {
+        "accuracy": accuracy_score(labels, chances.argmax(-1)),
+        "f1_macro": f1_score(labels, chances.argmax(-1), average="macro"),
+        "log_loss": log_loss(labels, chances, labels=range(3)),
+    }
+
+
+SIDES = [row | {"labels": row["labels"].clamp(max=1)} for row in RANKED]
+
+
+def sides(**options):
+    metric = build(multi_label(6), num_samples=ROWS)
+    reducer = partial(probabilities, multi_label=True)
+    return tiny.trainer(Ranker(), eval_rows=SIDES, reducer=reducer, metric=metric, loss=zero, collator=stack, **options)
+
+
+def expected_sides():
+    labels = torch.stack([row["labels"] for row in SIDES]).numpy()
+    return {
+        f"f1_{average}": f1_score(labels, scores_of_candidates() >= 0, average=average, zero_division=0)
+        for average in ("micro", "macro", "samples")
+    }
+
+
+def scores_of_candidates():
+    with torch.no_grad():
+        return Ranker()(torch.stack([row["features"] for row in RANKED]))["logits"].numpy()
+
+
+def values(**options):
+    metric = build(regression(), num_samples=ROWS)
+    return tiny.trainer(Ranker(), eval_rows=RANKED, metric=metric, loss=zero, collator=stack, **options)
+
+
+def expected_values():
+    found, labels = scores_of_candidates(), torch.stack([row["labels"] for row in RANKED]).numpy()
+    return {
+        "mse": mean_squared_error(labels, found),
+        "r2": r2_score(labels, found),
+        "pearson": np.mean([stats.pearsonr(*pair).statistic for pair in zip(found.T, labels.T, strict=True)]),
+    }
 
 
 TAGS = {0: "O", 1: "B-X", 2: "I-X"}
@@ -247,6 +315,9 @@ def expected_entities():
 
 
 FAMILIES = {
+    "classes": (classes, expected_classes, MODES),
+    "sides": (sides, expected_sides, MODES),
+    "values": (values, expected_values, MODES),
     "entities": (entities, expected_entities, MODES),
     "language": (language, expected_language, MODES),
     "questions": (questions, expected_questions, WHOLE),
@@ -261,7 +332,7 @@ def expected():
     return {name: truth() for name, (_, truth, _) in FAMILIES.items()}
 
 
-@pytest.mark.parametrize("batch", [1, 3, 8])
+@pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize(
     ("family", "mode"), [(family, mode) for family, (*_, supported) in FAMILIES.items() for mode in supported]
 )
@@ -287,10 +358,10 @@ def test_packed_positions_are_the_same_labels(expected):
 
 def two_ranks():
     return {
-        f"{name} {mode}": make(per_device_eval_batch_size=3, **MODES[mode]).evaluate()
+        f"{name} {mode} {batch}": make(per_device_eval_batch_size=batch, **options).evaluate()
         for name, (make, _, supported) in FAMILIES.items()
-        for mode in ("concatenated", "lists", "streaming")
-        if mode in supported
+        for mode, options in supported.items()
+        for batch in BATCHES
     }
 
 
