@@ -19,9 +19,7 @@ TINY = losses.Sizes(rows=1, length=4, vocabularies=(151_936,), rounds=1)
 
 @pytest.fixture(autouse=True, scope="module")
 def quick_collection():
-    gc.freeze()
-    yield
-    gc.unfreeze()
+    gc.freeze()  # for good: unfrozen, every Trainer of the tests after these would search it all
 
 
 @pytest.fixture(scope="module")

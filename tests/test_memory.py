@@ -21,9 +21,7 @@ TOKENS, VOCAB = 64, 1000
 @pytest.fixture(autouse=True, scope="module")
 def quick_collection():
     """Without what the imports made, which costs every count a third of a second."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
+    gc.freeze()  # for good: unfrozen, every Trainer of the tests after these would search it all
 
 
 class CountsTensorsNotStorages(LiveBytes):

@@ -1,5 +1,6 @@
 """Every code block of the README runs, and what its commands promise is in the Makefile."""
 
+import dataclasses
 import os
 import re
 import subprocess
@@ -12,6 +13,7 @@ import torch
 import lossfns
 import metrics
 import reducers
+from benchmarks import harness, readme
 from lossfns import collators
 from tests import tiny
 
@@ -51,6 +53,22 @@ def test_every_export_is_in_the_index():
     text = README.read_text(encoding="utf-8")
     exports = {name for package in (lossfns, reducers, metrics, collators) for name in package.__all__}
     assert {name for name in exports if not re.search(rf"\b{name}\b", text)} == set()
+
+
+def test_the_table_of_choices_has_the_numbers_of_the_results():
+    """Otherwise: `python -m benchmarks.readme`. Another number in a file would be another table."""
+    text, results = README.read_text(encoding="utf-8"), harness.read_results(README.parent / "benchmarks" / "results")
+    assert readme.updated(text, results) == text
+    changed = [
+        dataclasses.replace(
+            result,
+            rows=[row | {"released": 2 * row["released"]} if "Causal" in row["loss"] else row for row in result.rows],
+        )
+        if result.benchmark == "losses"
+        else result
+        for result in results
+    ]
+    assert readme.updated(text, changed) != text
 
 
 def test_commands_exist():
