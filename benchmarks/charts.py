@@ -13,7 +13,7 @@ from .losses import OVER, OWN, STOCK
 
 FOLDER = "charts"
 STYLE = {"svg.hashsalt": "charts", "svg.fonttype": "none", "font.family": "sans-serif", "font.size": 9}
-OURS, THEIRS = ("#1f6fb4", "#63a9dd"), ("#3d3d3d", "#c98a2b", "#8a8a8a", "#7a9a3a", "#a05a8a")
+OURS, THEIRS = ("#1f6fb4", "#63a9dd", "#12406b"), ("#3d3d3d", "#c98a2b", "#8a8a8a", "#7a9a3a", "#a05a8a")
 
 
 def peers_memory(results: Sequence[Result]) -> Figure | None:
@@ -23,7 +23,7 @@ def peers_memory(results: Sequence[Result]) -> Figure | None:
     if not vocabularies:
         return None
     shown = vocabularies[len(vocabularies) // 2]
-    figure = Figure(figsize=(7, 3.6), layout="constrained")
+    figure = Figure(figsize=(9, 3.8), layout="constrained")
     axes = figure.subplots()
     counts = sorted({row["tokens"] for row in results[0].rows})
     ours, theirs = iter(OURS), iter(THEIRS * 2)
@@ -36,14 +36,14 @@ def peers_memory(results: Sequence[Result]) -> Figure | None:
             axes.plot(counts, peaks, ":", color=colour, linewidth=1.2)
         measured = sorted(own.rows)
         axes.plot(measured, [own.rows[count]["peak"] for count in measured], "o-", color=colour, label=loss, ms=3)
-    axes.set_title(f"Memory above the logits, V {shown:,} (dotted: computed)", loc="left")
+    _title(figure, f"Memory above the logits, V {shown:,} (dotted: computed)")
     axes.set_xlabel("tokens a batch")
     return _finished(figure, axes, counts)
 
 
 def peers_time(results: Sequence[Result]) -> Figure | None:
     """Time over the stock loss's at the largest case that all of them have, under each allocator."""
-    figure = Figure(figsize=(7, 1.6 + 1.9 * len(results)), layout="constrained")
+    figure = Figure(figsize=(9, 0.8 + 2.4 * len(results)), layout="constrained")
     for axes, result in zip(figure.subplots(len(results), squeeze=False)[:, 0], results, strict=True):
         case = _largest_common(result)
         if case is None:
@@ -56,10 +56,16 @@ def peers_time(results: Sequence[Result]) -> Figure | None:
             axes.plot([ratio.low, ratio.high], [place, place], color=THEIRS[0], linewidth=1)
             axes.annotate(f"{ratio.median:.2f}", (ratio.high, place), (4, 0), textcoords="offset points", va="center")
         axes.invert_yaxis()
-        where = harness.title(result).partition(" (")[0]
-        axes.set_title(f"Time over stock's, {case[2]:,} tokens, V {case[1]:,}. {where}", loc="left")
+        axes.set_title(
+            f"{harness.title(result).partition(' (')[0]}; {case[2]:,} tokens, V {case[1]:,}", loc="left", size=9
+        )
         axes.spines[["top", "right"]].set_visible(False)
+    _title(figure, f"Time over that of {STOCK}")
     return figure
+
+
+def _title(figure: Figure, text: str) -> None:
+    figure.suptitle(text, x=0.01, ha="left", size=11, weight="bold")
 
 
 def _case(row: harness.Row) -> tuple[str, int, int]:
@@ -78,9 +84,9 @@ def evaluation_kept(results: Sequence[Result]) -> Figure | None:
     rows = [row for row in results[0].rows if "seconds" in row]
     if not rows:
         return None
-    figure = Figure(figsize=(7, 3.6), layout="constrained")
+    figure = Figure(figsize=(9, 3.8), layout="constrained")
     axes = figure.subplots()
-    ours, theirs = iter(OURS + OURS), iter(THEIRS)
+    ours, theirs = iter(OURS), iter(THEIRS)
     for setup in dict.fromkeys(row["setup"] for row in rows):
         own = [row for row in rows if row["setup"] == setup]
         colour = next(theirs if setup in evaluation.WITHOUT_US else ours)
@@ -88,7 +94,7 @@ def evaluation_kept(results: Sequence[Result]) -> Figure | None:
         measured = [row for row in own if not row["computed"]]
         points = [row["samples"] for row in measured], [row["kept"] for row in measured]
         axes.plot(*points, "o-", color=colour, label=setup, ms=3)
-    axes.set_title(f"Kept for compute_metrics, {rows[0]['tokens']} tokens a sample (dotted: computed)", loc="left")
+    _title(figure, f"Kept for compute_metrics, {rows[0]['tokens']} tokens a sample (dotted: computed)")
     axes.set_xlabel("samples")
     return _finished(figure, axes, sorted({row["samples"] for row in rows}))
 

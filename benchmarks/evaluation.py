@@ -1,6 +1,6 @@
 """What an evaluation in the stock Trainer keeps, peaks at and takes: a tiny body, V 49,152.
 
-512 x 128 tokens, with every tensor counted, for what must be reached; and 128 to 4,096 samples of 32 tokens in every
+512 x 128 tokens, with every tensor counted, for what must be reached; and 128 to 4,096 samples of 16 tokens in every
 way. With nothing configured the Trainer keeps every logit. Where that needs more than `MEASURED_UP_TO` bytes its row is
 computed from two evaluations of fewer samples, and marked so.
 """
@@ -39,7 +39,7 @@ class Sizes:
     vocabulary: int = 49_152
 
 
-COUNTED, GROWTH = Sizes((512,), length=128, batch=8), Sizes((128, 512, 1024, 4096), length=32, batch=32, rounds=3)
+COUNTED, GROWTH = Sizes((512,), length=128, batch=8), Sizes((128, 512, 1024, 4096), length=16, batch=64, rounds=3)
 QUICK_COUNTED, QUICK_GROWTH = Sizes((4,), length=16, batch=2), Sizes((4, 6), length=16, batch=2)
 
 
