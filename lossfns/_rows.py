@@ -14,8 +14,8 @@ from torch import Tensor
 # than 64); elsewhere it has to be large enough to fill the device.
 CPU_CHUNK_BYTES = 14 << 20
 DEVICE_CHUNK_BYTES = 128 << 20
-# A comparison has some ten tensors of a chunk's size in hand at a time.
-COMPARED = 8
+# A comparison has about a dozen tensors of a chunk's size in hand at a time.
+COMPARED = 12
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
