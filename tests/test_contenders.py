@@ -1,5 +1,7 @@
 """What is said of ways to the same scores: who is ahead in time and memory, and what is not reached first."""
 
+import gc
+
 import pytest
 
 from benchmarks import contenders, metrics, metrics_tasks
@@ -17,6 +19,13 @@ def ways(quick):
         Contender("peer", lambda: KEPT.append(b"x" * size) or {"score": 0.25}),
         Contender("half", lambda: {"score": 0.0}, scale=2),
     ]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_collection():
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture
