@@ -237,7 +237,7 @@ def run_in_fresh_process(benchmark: str, folder: Path, *, allocator: str, quick:
     subprocess.run(
         [sys.executable, "-m", f"benchmarks.{benchmark}", str(folder.resolve()), *_options(quick, device)],
         cwd=REPOSITORY,
-        env=inherited | ALLOCATORS[allocator],
+        env=inherited | ALLOCATORS[allocator] | {"KINETO_LOG_LEVEL": "99"},  # the profiler's own remarks
         check=True,
     )
 
