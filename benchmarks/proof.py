@@ -2,6 +2,7 @@
 
 import json
 import platform
+import re
 import subprocess
 import tempfile
 from collections import Counter, defaultdict
@@ -57,10 +58,16 @@ def _outcome(case: ElementTree.Element) -> Outcome:
     return Outcome(
         test="::".join(filter(None, (case.get("classname"), case.get("name")))),
         outcome=outcome,
-        reason="" if skipped is None else skipped.get("message", ""),
+        reason="" if skipped is None else _reason(skipped),
         seconds=float(case.get("time", 0)),
         recorded={each.get("name", ""): each.get("value", "") for each in case.iter("property")},
     )
+
+
+def _reason(skipped: ElementTree.Element) -> str:
+    """Why: of a whole module it stands in the text, `('path', 18, 'Skipped: why')`."""
+    whole = re.search(r"'Skipped: (.*)'\)$", skipped.text or "")
+    return f"{whole[1]} (a whole module)" if whole else skipped.get("message", "")
 
 
 def summary(outcomes: Sequence[Outcome]) -> Row:

@@ -20,6 +20,11 @@ def test_right(record_property):
 @pytest.mark.skip(reason="needs a newer release")
 def test_left_out(x): ...
 """
+NEWER = """
+import pytest
+
+pytest.skip("needs another release", allow_module_level=True)
+"""
 WRONG = """
 def test_wrong():
     assert 1 == 2
@@ -30,16 +35,17 @@ def test_wrong():
 def outcomes(tmp_path_factory):
     """Of a right suite and of one with a mistake, each in a pytest of its own."""
 
-    def run(text):
-        path = tmp_path_factory.mktemp("suite") / "test_suite.py"
-        path.write_text(text)
-        return proof.run_tests(sys.executable, "-q", "-c", "/dev/null", "--rootdir", str(path.parent), str(path))
+    def run(*texts):
+        folder = tmp_path_factory.mktemp("suite")
+        for name, text in zip(("test_suite.py", "test_other.py"), texts, strict=False):
+            (folder / name).write_text(text)
+        return proof.run_tests(sys.executable, "-q", "-c", "/dev/null", "--rootdir", str(folder), str(folder))
 
-    return run(SUITE), run(SUITE + WRONG)
+    return run(SUITE), run(SUITE + WRONG), run(SUITE, NEWER)
 
 
 def test_every_test_is_kept_with_its_outcome(outcomes):
-    right, wrong = map(proof.summary, outcomes)
+    right, wrong, newer = map(proof.summary, outcomes)
     assert right | {"seconds": 0} == {
         "passed": 1,
         "skipped": {"needs a newer release": 2},
@@ -47,6 +53,7 @@ def test_every_test_is_kept_with_its_outcome(outcomes):
         "seconds": 0,
     }
     assert wrong["failed"] == ["test_suite::test_wrong"]
+    assert newer["skipped"] == {"needs a newer release": 2, "needs another release (a whole module)": 1}
 
 
 def test_a_run_that_shows_nothing_is_no_proof(tmp_path):
@@ -65,7 +72,7 @@ def test_a_status_that_contradicts_the_outcomes_is_no_proof(outcomes, monkeypatc
 def test_the_report_shows_what_the_files_hold(outcomes, monkeypatch, tmp_path):
     monkeypatch.setattr(proof, "RESULTS", tmp_path)
     names = dict.fromkeys(("transformers", "torch", "python", "accelerate", "numpy", "peft"), "1.2")
-    rows = [{"name": "a", "versions": names, **proof.summary(each), "commit": "abc"} for each in outcomes]
+    rows = [{"name": "a", "versions": names, **proof.summary(each), "commit": "abc"} for each in outcomes[:2]]
     proof.write("versions", "make test-versions", {}, rows)
     shown = [{**vars(each)} for each in outcomes[1]]
     proof.write("distributed", "make test-distributed", {"torch": "2.13"}, shown)
