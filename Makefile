@@ -1,9 +1,9 @@
 # make test    lint, types, tests and doctests
 # make demo    the project on a real model, with a table and a picture of what it saves
 # make bench   time and memory beside the stock loss
-# make test-distributed   everything in two and three processes: 10 minutes on 2 cores
-# make test-versions      in twelve environments, from the lowest releases to the newest: 60 minutes and 20 GB, the first
-#                         time; ONLY="NAME ..." runs some of them
+# make test-distributed   everything in two and three processes: four minutes on 2 cores
+# make test-versions      from the lowest releases to the newest, in twelve environments of six minutes and up to 5 GB each;
+#                         ONLY="NAME ..." runs some of them
 # make peers   other people's losses, 1 GB, for a `make bench` after it to compare with
 # Each does its own set-up, once, in .venv, .venvs and .data; `make clean` undoes it.
 #
