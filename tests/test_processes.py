@@ -233,7 +233,7 @@ def test_sharded_models_train_as_one(processes, name, record_property):
     ],
 )
 @pytest.mark.parametrize("ignored", [False, True], ids=["", "one replica without labels"])
-def test_two_replicas_train_as_one(loss, right, ignored, record_property):
+def test_two_replicas_train_as_one(loss, right, ignored, record_property, request):
     """DataParallel hands over all outputs, and the count once for each replica."""
     rows = rows_for(2, ignored=ignored)
     trainer = tiny.trainer(
@@ -242,7 +242,8 @@ def test_two_replicas_train_as_one(loss, right, ignored, record_property):
     trainer._get_train_sampler = lambda *_: torch.utils.data.SequentialSampler(rows)
     found, expected = tiny.parameters_after(trainer), by_hand(gpt2(), rows, 4)
     difference = max((found[name] - value).abs().max().item() for name, value in expected.items())
-    record(record_property, "DataParallel: training", "2 replicas", f"parameters off by {difference:.1e}")
+    what = f"DataParallel: training: {request.node.callspec.id.strip('-')}"
+    record(record_property, what, "2 replicas", f"parameters off by {difference:.1e}")
     assert (difference < 1e-12) is right
 
 
