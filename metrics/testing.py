@@ -173,7 +173,7 @@ def inputs(metric: MetricSubject) -> Iterator[Finding]:
 def stateless(metric: MetricSubject) -> Iterator[Finding]:
     """A second evaluation does not know of the first.
 
-    Fix: keep no sums after a result; start each evaluation from nothing.
+    Fix: keep no sums after a result; start each evaluation from nothing, and any generator from a seed.
     """
     same = metric.fresh
     expected = dict(same(metric.piece(slice(None))))
@@ -188,8 +188,10 @@ def permutation(metric: MetricSubject) -> Iterator[Finding]:
 
     Fix: pair each prediction with its own label, and let nothing depend on the place of a sample.
     """
-    reverse = metric.piece(np.arange(metric.rows)[::-1])
-    yield from _same("in reverse", metric.fresh(reverse), metric.whole())
+    places = np.arange(metric.rows)
+    shuffled = np.concatenate([places[::2], places[1::2]])  # other neighbours, too
+    for what, order in {"in reverse": places[::-1], "every second one first": shuffled}.items():
+        yield from _same(what, metric.fresh(metric.piece(order)), metric.whole())
 
 
 def padding(metric: MetricSubject) -> Iterator[Finding]:
@@ -211,7 +213,8 @@ def padding(metric: MetricSubject) -> Iterator[Finding]:
 def lists(metric: MetricSubject) -> Iterator[Finding]:
     """Lists of batches (`eval_do_concat_batches=False`) give the same scores, or an error.
 
-    Fix: add up sums and counts over all batches and divide once; a mean of means weighs batches, not items.
+    Fix: `np.concatenate` them, as `np.asarray` stacks batches of equal size; or add up sums and counts over all batches
+    and divide once: a mean of means weighs batches, not items.
     """
     for cuts in _SPLITS:
         batches = Evaluation(*map(list, zip(*metric.pieces(cuts), strict=True)))
@@ -253,9 +256,9 @@ def interrupted(metric: MetricSubject) -> Iterator[Finding]:
 
 
 def empty(metric: MetricSubject) -> Iterator[Finding]:
-    """Nothing to score gives numbers, NaN where there is none, or a ValueError.
+    """Nothing to score gives the same names, NaN where there is no number, or a ValueError.
 
-    Fix: look at the count before dividing.
+    Fix: look at the count before dividing, and return a score for every class, whether it occurs or not.
     """
     ignored = mapped(lambda leaf: np.full_like(leaf, -100), metric.labels)
     for what, evaluation in (
@@ -269,6 +272,7 @@ def empty(metric: MetricSubject) -> Iterator[Finding]:
         except ValueError as error:
             yield _refusal(what, error)
             continue
+        yield f"{what}, names", sorted(scores), sorted(metric.whole())
         for key, value in scores.items():
             yield f"{what}, type of {key}", isinstance(value, float | int), True
 

@@ -237,11 +237,13 @@ def shapes(reducer: ReducerSubject) -> Iterator[Finding]:
     Fix: let nothing else depend on the batch, such as its longest answer; the Trainer pads the second dimension only.
     """
     for rows in ([0], [3], [1, 2]):
-        batch, widths = reducer.inputs.resized(reducer.batch.rows(rows))
-        leaves = reducer.leaves(batch)
-        for path, leaf in reducer.result.items():
-            behind = (widths[leaf.shape[1]], *leaf.shape[2:]) if _by_token(leaf, widths) else leaf.shape[1:]
-            yield f"{path} of rows {rows}, shape", tuple(leaves[path].shape), (len(rows), *behind)
+        batch = reducer.batch.rows(rows)
+        same = {width: width for width in reducer.inputs.widths(batch)}
+        for what, (given, widths) in {"": (batch, same), " in another width": reducer.inputs.resized(batch)}.items():
+            leaves = reducer.leaves(given)
+            for path, leaf in reducer.result.items():
+                behind = (widths[leaf.shape[1]], *leaf.shape[2:]) if _by_token(leaf, widths) else leaf.shape[1:]
+                yield f"{path} of rows {rows}{what}, shape", tuple(leaves[path].shape), (len(rows), *behind)
 
 
 def structure(reducer: ReducerSubject) -> Iterator[Finding]:
@@ -268,6 +270,18 @@ def small(reducer: ReducerSubject) -> Iterator[Finding]:
 # --- what it may not do ----------------------------------------------------------------------------------------------
 
 
+def stateless(reducer: ReducerSubject) -> Iterator[Finding]:
+    """Every call starts afresh: neither numbers nor memory are kept from one to the next.
+
+    Fix: keep no running values in the reducer, and return new tensors each time: the Trainer keeps those of each step.
+    """
+    first = reducer.leaves(reducer.batch)
+    kept = {path: leaf.clone() for path, leaf in first.items()}
+    reducer.leaves(reducer.inputs.batch(reducer.classes, seed=1))
+    yield from _same("after the next batch", first, kept)
+    yield from _same("the same batch again", reducer.leaves(reducer.batch), kept)
+
+
 def inputs(reducer: ReducerSubject) -> Iterator[Finding]:
     """Logits and labels are left as they were: the labels go on to the metric.
 
@@ -282,39 +296,56 @@ def inputs(reducer: ReducerSubject) -> Iterator[Finding]:
 
 
 class _Host(Tensor):
-    """A tensor that was brought to the host, and whatever is computed from it until `to(device)` sends it back."""
+    """A tensor on the host, and whatever is computed from it until it is sent to the device."""
 
     @classmethod
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         result = super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
-        on_device = func is Tensor.to or (
-            args and not isinstance(args[0], cls) and not isinstance(args[0], list | tuple)
+        first, *others = args or ((),)
+        sent = func in (Tensor.to, Tensor.type_as) and any(
+            isinstance(where, torch.device | Tensor) for where in (*others, *(kwargs or {}).values())
         )
+        on_device = sent or not isinstance(first, cls | list | tuple) or _is_number_beside(first, others)
         return result.as_subclass(Tensor) if on_device and isinstance(result, cls) else result
 
 
+def _is_number_beside(first: Any, others: Any) -> bool:
+    """Is it one number, which may be on the host, beside a tensor on the device?"""
+    number = isinstance(first, _Host) and not first.as_subclass(Tensor).ndim
+    return number and not all(isinstance(other, _Host) for other in _tensors(others))
+
+
 class _Hosted(TorchFunctionMode):
-    """Marks what leaves the device, on a machine that has only one."""
+    """Marks what leaves the device and what is made elsewhere, on a machine that has only one."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if func in (Tensor.numpy, Tensor.__array__) and not isinstance(args[0], _Host):
             raise TypeError("a tensor on the device has no .numpy()")
-        result = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        new = not _tensors((args, kwargs)) or (func is torch.tensor and not isinstance(args[0], Tensor))
         leaves = func is Tensor.cpu or (func is Tensor.to and "cpu" in args[1:])
-        return result.as_subclass(_Host) if leaves else result
+        on_host = leaves or (new and kwargs.get("device") in (None, "cpu"))
+        return result.as_subclass(_Host) if on_host and isinstance(result, Tensor) else result
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for _, leaf in _leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def device(reducer: ReducerSubject) -> Iterator[Finding]:
     """What it returns is on the device that the logits came on.
 
-    Fix: no `.cpu()`, no `.numpy()`: the Trainer gathers on the device and moves what is left itself.
+    Fix: no `.cpu()`, no `.numpy()`, and `device=logits.device` for new tensors: the Trainer gathers on the device and
+    moves what is left itself.
     """
+    batch = reducer.batch  # before anything is marked: what the Trainer hands over is on the device
     with _Hosted():
-        moved = reducer.leaves(reducer.batch)
+        moved = reducer.leaves(batch)
     for path, leaf in moved.items():
         yield path, "on the host" if isinstance(leaf, _Host) else "on the device", "on the device"
     there = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
@@ -375,7 +406,7 @@ def alignment(reducer: ReducerSubject) -> Iterator[Finding]:
     width = labels.shape[1]
     for row, place in [(0, 0), (0, 3), (0, width - 2), (0, width - 1), (3, width - 2)]:
         scored = place + shift < width and bool(labels[row, place + shift] != IGNORED)
-        found = _changed(reducer, row, place)
+        found = _changed(reducer, row, place, shift)
         for path, places in found.items():
             by_token = _by_token(reducer.result[path], {width})
             allowed = {(row, place + shift)} if by_token else {(row,)} if scored else set()
@@ -392,18 +423,21 @@ def _by_token(leaf: Tensor, widths: Collection[int]) -> bool:
     return leaf.ndim > 1 and leaf.shape[1] in widths
 
 
-def _changed(reducer: ReducerSubject, row: int, place: int) -> dict[str, set[tuple[int, ...]]]:
+def _changed(reducer: ReducerSubject, row: int, place: int, shift: int) -> dict[str, set[tuple[int, ...]]]:
     """The places of the output that other logits at one place change, by path."""
     changed: dict[str, set[tuple[int, ...]]] = {path: set() for path in reducer.result}
     for seed in range(3):
         batch = reducer.inputs.batch(reducer.classes, seed)
-        other = replace(batch, logits=batch.logits.clone())
-        other.logits[row, place] *= -3
-        before, after = reducer.leaves(batch), reducer.leaves(other)
-        for path, leaf in after.items():
-            places = (leaf != before[path]).nonzero()
-            depth = 2 if _by_token(leaf, reducer.inputs.widths(batch)) else 1
-            changed[path] |= {tuple(position[:depth]) for position in places.tolist()}
+        ids = split_labels(batch.labels)[0]
+        label, before = int(ids[row, min(place + shift, ids.shape[1] - 1)].clamp(min=0)), reducer.leaves(batch)
+        for push in (99, -99):  # a hit is seen where the label becomes the best, a miss where it was
+            logits = batch.logits.clone()
+            logits[row, place] *= -3
+            logits[row, place, label] += push
+            for path, leaf in reducer.leaves(replace(batch, logits=logits)).items():
+                places = (leaf != before[path]).nonzero()
+                depth = 2 if _by_token(leaf, reducer.inputs.widths(batch)) else 1
+                changed[path] |= {tuple(position[:depth]) for position in places.tolist()}
     return changed
 
 
@@ -437,6 +471,7 @@ RULES: tuple[Check, ...] = (
     returns,
     batch_first,
     dtypes,
+    stateless,
     inputs,
     device,
     tuples,

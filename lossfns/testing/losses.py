@@ -27,6 +27,7 @@ Loss = Callable[..., Tensor]
 Measured = tuple[Tensor, Tensor]  # the loss, the gradient of the logits
 
 _DRAWS = range(3)
+_LARGE = 70_001  # as a count neither whole in bfloat16 nor finite in float16
 
 
 @dataclass(frozen=True)
@@ -115,12 +116,18 @@ def returns(loss: LossSubject) -> Iterator[Finding]:
 
     Fix: sum over the items before dividing, and neither detach nor call item() on the way.
     """
-    value, _ = loss.live(loss.batch, loss.items)
+    value, leaf = loss.live(loss.batch, loss.items)
     yield "type", "Tensor" if isinstance(value, Tensor) else type(value).__name__, "Tensor"
     yield "shape", tuple(value.shape), ()
     yield "floating", value.is_floating_point(), True
     yield "requires_grad", value.requires_grad, True
     yield "finite", bool(value.isfinite()), True
+    yield _reached("graph", torch.autograd.grad(value, leaf, allow_unused=True)[0])
+
+
+def _reached(what: str, gradient: Tensor | None) -> Finding:
+    """The graph leads to the logits, whose gradient this is."""
+    return what, "cut off" if gradient is None else "reaches the logits", "reaches the logits"
 
 
 def stateless(loss: LossSubject) -> Iterator[Finding]:
@@ -140,7 +147,7 @@ def inputs(loss: LossSubject) -> Iterator[Finding]:
 
     Fix: work on copies: `labels = labels.masked_fill(...)`, `count = count.clamp(min=1)`, without the underscores.
     """
-    for count in (torch.tensor(loss.items), torch.tensor(0), torch.full((2, 1), loss.items)):
+    for count in (torch.tensor(loss.items), torch.tensor(0)):
         logits = loss.batch.logits.clone().requires_grad_().clone()
         targets, before = loss.batch.targets, count.clone()
         value = loss.loss(loss.task.output(logits), targets, num_items_in_batch=count)
@@ -154,7 +161,8 @@ def inputs(loss: LossSubject) -> Iterator[Finding]:
 def in_place(loss: LossSubject) -> Iterator[Finding]:
     """The Trainer may scale the result in place, as it does after every call.
 
-    Fix: end with an operation that does not save its own result (sqrt, exp, sigmoid and tanh do): `return loss * 1`.
+    Fix: end with an operation that does not save its own result (sqrt, exp, sigmoid and tanh do): `return loss * 1`; a
+    hand-written backward multiplies by the gradient that it is given.
     """
     _, expected = loss.measure(loss.batch, loss.items)
     value, leaf = loss.live(loss.batch, loss.items)
@@ -171,13 +179,15 @@ def every_label(loss: LossSubject) -> Iterator[Finding]:
     Fix: ignore -100 and nothing else, because -100 is what the Trainer leaves out of its count; let the collator map
     other ids (padding, 255) to it.
     """
+
+    def moves(value: float, draw: Batch) -> bool:
+        place = loss.task.positions(draw.labels)[3] if loss.task.by_token else (0,)
+        draw.labels[place] = value
+        single = draw.only(place) if loss.task.by_token else draw.rows(place)
+        return bool(loss.measure(single, 1)[1].any())
+
     for value in loss.task.values(loss.classes):
-        moved = False
-        for draw in map(loss.draw, _DRAWS):
-            place = loss.task.positions(draw.labels)[3] if loss.task.by_token else (0,)
-            draw.labels[place] = value
-            single = draw.only(place) if loss.task.by_token else draw.rows(place)
-            moved |= bool(loss.measure(single, 1)[1].any())
+        moved = any(moves(value, loss.draw(seed)) for seed in range(8))  # a hinge or a limit may be flat at some
         yield f"label {value} alone moves the logits", moved, True
 
 
@@ -258,18 +268,22 @@ def count_none(loss: LossSubject) -> Iterator[Finding]:
     Fix: `count = (labels != -100).sum() if num_items_in_batch is None else num_items_in_batch`, of the shifted labels
     for a causal model; where the Trainer counts all, wrap the collator in lossfns.collators.mask_first_label.
     """
-    given, expected = loss.measure(loss.batch, None), loss.measure(loss.batch, loss.items)
-    yield from _both(f"None beside {loss.items} items", given, expected)
+    batch, _ = _with_far(loss)
+    items = loss.count(batch.labels)
+    yield from _both(f"None beside {items} items", loss.measure(batch, None), loss.measure(batch, items))
 
 
 def count_given(loss: LossSubject) -> Iterator[Finding]:
     """It is a sum over items divided by the count it is given.
 
     Fix: `return total / num_items_in_batch`. The Trainer takes a custom loss for divided already: a mean over the items
-    of a call makes the gradients as many times too large as there are accumulation steps.
+    of a call makes the gradients as many times too large as there are accumulation steps. float16 and uint8 hold no
+    large count.
     """
     value, gradient = loss.measure(loss.batch, loss.items)
     yield from _both("twice the count", loss.measure(loss.batch, 2 * loss.items), (value / 2, gradient / 2))
+    large = loss.value(loss.batch, torch.tensor(_LARGE)) * _LARGE
+    yield f"the sum among {_LARGE} items", large, value * loss.items
 
 
 def additive(loss: LossSubject) -> Iterator[Finding]:
@@ -318,8 +332,10 @@ def data_parallel(loss: LossSubject) -> Iterator[Finding]:
     Fix: `count = torch.as_tensor(num_items_in_batch, device=total.device).sum()`; the Trainer evens out the rest.
     """
     for devices in (2, 4):
-        given = loss.measure(loss.batch, torch.full((devices, 1), loss.items))
+        count = torch.full((devices, 1), loss.items)
+        given = loss.measure(loss.batch, count)
         yield from _both(f"a ({devices}, 1) count", given, loss.measure(loss.batch, devices * loss.items))
+        yield f"the ({devices}, 1) count afterwards", count, torch.full_like(count, loss.items)
 
 
 def accumulation(loss: LossSubject) -> Iterator[Finding]:
@@ -364,7 +380,7 @@ def all_ignored(loss: LossSubject) -> Iterator[Finding]:
         yield f"count {count!r}", value, 0.0, 0.0
         yield f"count {count!r}, requires_grad", value.requires_grad, True
         (gradient,) = torch.autograd.grad(value, leaf, allow_unused=True)
-        yield f"count {count!r}, graph", "cut off" if gradient is None else "reaches the logits", "reaches the logits"
+        yield _reached(f"count {count!r}, graph", gradient)
         yield f"count {count!r}, gradient", gradient, torch.zeros_like(leaf), 0.0
     labels = loss.batch.labels.clone()
     labels[1] = IGNORED
@@ -378,15 +394,19 @@ def all_ignored(loss: LossSubject) -> Iterator[Finding]:
 def dtypes(loss: LossSubject) -> Iterator[Finding]:
     """Logits of any dtype give a float32 loss, computed in float32.
 
-    Fix: `logits = logits.float()` first, or `lossfns.token_statistics`, which does so in chunks; no sums in bfloat16.
+    Fix: `logits = logits.float()` first, or `lossfns.token_statistics`, which does so in chunks; no sums in bfloat16,
+    and no count: `count.to(total.dtype)` of a float32 total.
     """
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         for seed in _DRAWS:
             batch = _single(loss.draw(seed), dtype)
+            twin = replace(loss.draw(seed), logits=batch.logits.double())
             value, gradient = loss.measure(batch, loss.items)
-            exact, slope = loss.measure(replace(loss.draw(seed), logits=batch.logits.double()), loss.items)
+            exact, slope = loss.measure(twin, loss.items)
             yield f"{dtype} logits, dtype", str(value.dtype), "torch.float32"
             yield f"{dtype} logits", value, exact, 5e-5
+            large, expected = (loss.value(given, torch.tensor(_LARGE)).double() * _LARGE for given in (batch, twin))
+            yield f"{dtype} logits, the sum among {_LARGE} items", large, expected, 5e-5
             rounding = 2 * torch.finfo(dtype).eps + 1e-5
             yield f"{dtype} logits, gradient of the sum", gradient * loss.items, slope * loss.items, rounding
 
@@ -394,11 +414,13 @@ def dtypes(loss: LossSubject) -> Iterator[Finding]:
 def extremes(loss: LossSubject) -> Iterator[Finding]:
     """It is finite, gradient too, for logits that are very large, very small and very far apart.
 
-    Fix: `log_softmax` or `logsumexp` instead of `softmax().log()`; `expm1`, `log1p` and `clamp(min=tiny)` near p = 1.
+    Fix: `log_softmax` or `logsumexp` instead of `softmax().log()`, and the largest logit of each item, not of all;
+    `expm1`, `log1p` and `clamp(min=tiny)` near p = 1.
     """
     batch = _single(loss.batch, torch.float32)
     signs = [_single(loss.draw(seed), torch.float32).logits.sign() for seed in _DRAWS]
-    for pattern in (*signs, torch.ones_like(batch.logits), -torch.ones_like(batch.logits)):
+    ones, by_item = torch.ones_like(batch.logits), signs[0][..., :1].expand_as(batch.logits)
+    for pattern in (*signs, by_item, ones, -ones):
         for size in (1e2, 1e4):
             value, gradient = loss.measure(replace(batch, logits=pattern * size), loss.items)
             yield f"logits of ±{size:g}, the loss is finite", bool(value.isfinite()), True

@@ -197,7 +197,9 @@ def _classes(generator: torch.Generator, classes: int) -> tuple[Tensor, Tensor]:
 
 def _several(generator: torch.Generator, classes: int) -> tuple[Tensor, Tensor]:
     logits = torch.randn(4, classes, generator=generator, dtype=torch.float64)
-    return logits, torch.randint(2, (4, classes), generator=generator).double()
+    labels = torch.randint(2, (4, classes), generator=generator).double()
+    labels[1, 1:2] = IGNORED  # one of several may be missing
+    return logits, labels
 
 
 def _number(generator: torch.Generator, classes: int) -> tuple[Tensor, Tensor]:

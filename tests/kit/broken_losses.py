@@ -57,6 +57,10 @@ def a_python_number(outputs, labels, num_items_in_batch=None):
     return right(outputs, labels, num_items_in_batch).item()
 
 
+def a_new_leaf(outputs, labels, num_items_in_batch=None):
+    return right(outputs, labels, num_items_in_batch).detach().requires_grad_() * 1
+
+
 def running_average(outputs, labels, num_items_in_batch=None):
     _LAST.append(right(outputs, labels, num_items_in_batch))
     return sum(value.detach() for value in _LAST[:-1]) * 0.1 + _LAST[-1]
@@ -193,6 +197,29 @@ def total(outputs, labels, num_items_in_batch=None):
     return costs(outputs, labels).sum()
 
 
+def only_rows_without_a_gap(outputs, labels, num_items_in_batch=None):
+    kept = (labels != IGNORED).all(1)
+    values = F.binary_cross_entropy_with_logits(outputs.logits[kept], labels[kept], reduction="none")
+    return divided(values, num_items_in_batch)
+
+
+def all_rows_counted(outputs, labels, num_items_in_batch=None):
+    values = F.cross_entropy(outputs.logits, labels, reduction="none", ignore_index=IGNORED)
+    return divided(values, num_items_in_batch)
+
+
+def count_in_half_precision(outputs, labels, num_items_in_batch=None):
+    values = costs(outputs, labels)
+    count = len(values) if num_items_in_batch is None else num_items_in_batch
+    return values.sum() / torch.as_tensor(count).sum().clamp(min=1).half()
+
+
+def divides_the_counts(outputs, labels, num_items_in_batch=None):
+    if torch.is_tensor(num_items_in_batch) and num_items_in_batch.ndim == 2:
+        return right(outputs, labels, num_items_in_batch.mul_(2)) * 2
+    return right(outputs, labels, num_items_in_batch)
+
+
 def needs_a_whole_number(outputs, labels, num_items_in_batch=None):
     if torch.is_tensor(num_items_in_batch) and num_items_in_batch.is_floating_point():
         raise TypeError("the count must be an integer")
@@ -245,6 +272,20 @@ def in_half_precision(outputs, labels, num_items_in_batch=None):
     return divided(F.cross_entropy(*pairs(outputs, labels), reduction="none"), num_items_in_batch)
 
 
+def count_of_the_dtype_of_the_logits(outputs, labels, num_items_in_batch=None):
+    values = costs(outputs, labels)
+    count = len(values) if num_items_in_batch is None else num_items_in_batch
+    return values.sum() / torch.as_tensor(count).sum().clamp(min=1).to(outputs.logits.dtype)
+
+
+def below_the_largest_of_all(outputs, labels, num_items_in_batch=None):
+    logits, labels = pairs(outputs, labels)
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    logits = logits - logits.detach().max() if len(logits) else logits
+    values = logits.exp().sum(-1).log() - logits.gather(1, labels[:, None])[:, 0]
+    return divided(values, num_items_in_batch)
+
+
 def log_of_softmax(outputs, labels, num_items_in_batch=None):
     logits, labels = pairs(outputs, labels)
     logits = logits if logits.dtype == torch.float64 else logits.float()
@@ -286,6 +327,7 @@ BROKEN: list[tuple[Any, str, dict[str, Any]]] = [
     (of_one_element, "returns", {}),
     (detached, "returns", {}),
     (a_python_number, "returns", {}),
+    (a_new_leaf, "returns", {}),
     (running_average, "stateless", {}),
     (writes_to_labels, "inputs", {}),
     (writes_to_logits, "inputs", {}),
@@ -307,10 +349,14 @@ BROKEN: list[tuple[Any, str, dict[str, Any]]] = [
     (broadcasts, "additive", {"task": "regression"}),
     (counts_unshifted_labels, "count_none", {}),
     (sum_without_count, "count_none", {}),
+    (only_rows_without_a_gap, "count_none", {"task": "multi_label"}),
+    (all_rows_counted, "count_none", {"task": "classification"}),
     (mean, "count_given", {}),
     (total, "count_given", {}),
+    (count_in_half_precision, "count_given", {}),
     (needs_a_whole_number, "count_forms", {}),
     (first_count_of_all, "data_parallel", {}),
+    (divides_the_counts, "data_parallel", {}),
     (times_the_micro_batch, "accumulation", {}),
     (times_the_world_size, "processes", {}),
     (times_the_environment, "processes", {}),
@@ -318,7 +364,9 @@ BROKEN: list[tuple[Any, str, dict[str, Any]]] = [
     (zero_cut_off_from_the_model, "all_ignored", {}),
     (not_a_number_when_empty, "all_ignored", {}),
     (in_half_precision, "dtypes", {}),
+    (count_of_the_dtype_of_the_logits, "dtypes", {}),
     (log_of_softmax, "extremes", {}),
+    (below_the_largest_of_all, "extremes", {}),
     (stops_half_the_gradient, "gradient", {}),
     (unpicklable, "picklable", {}),
     (reweighted(torch.ones(7)), "scales_with_weights", {"task": "classification", "reweight": reweighted}),

@@ -349,6 +349,7 @@ REWARDS = {name: RANDOM.normal(size=8).round() for name in ("reward_chosen", "re
 PLACED = [window | {"start_positions": place, "end_positions": place + 1} for place, window in enumerate(FEATURES)]
 ANSWERED = {"predictions": spans_of(), "labels": np.array([[0, 1], [1, 2], [2, 3], [3, 4]])}
 MODULE = metrics.to_evaluate(metrics.classification(5), kind="ids")
+UPWARDS = {key: True for key, better in metrics.classification(5).directions.items() if better}  # those of ids
 
 
 def on_ids(name, metric, predictions=FIVE_IDS, labels=FIVE_LABELS, note=""):
@@ -380,7 +381,7 @@ METRICS = [
     on_ids("transcription", metrics.transcription(TOKENIZER), note="teacher-forced"),
     on_ids("glue", metrics.glue("sst2"), FIVE_IDS[:, 0] % 2, FIVE_IDS[::-1, 0] % 2),
     on_ids("from_sklearn", metrics.from_sklearn(MACRO_F1, kind="ids", greater_is_better=True)),
-    on_ids("from_evaluate", metrics.from_evaluate(MODULE, kind="ids", directions=metrics.classification(5).directions)),
+    on_ids("from_evaluate", metrics.from_evaluate(MODULE, kind="ids", directions=UPWARDS)),
     on_ids("from_torchmetrics", metrics.from_torchmetrics(MulticlassAccuracy(5), kind="ids")),
     on_ids("preferences", metrics.preferences(), {**REWARDS, "pairs": np.array([1.0, 0, 1, 1, 1, 1, 0, 1])}),
     Entry("extractive_qa", metrics.extractive_qa(EXAMPLES, PLACED), ANSWERED),

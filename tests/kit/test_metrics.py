@@ -112,6 +112,12 @@ def first_rows_count_more(eval_pred):
     return share(sum((count / (place + 1) for place, count in enumerate(counts)), np.zeros(2)))
 
 
+def neighbours_as_pairs(eval_pred):
+    """The same in reverse."""
+    rows = np.array([right((p[None], y[None]))["token_accuracy"] for p, y in zip(*eval_pred, strict=True)])
+    return {"token_accuracy": float((rows[::2] * rows[1::2]).mean()) if len(rows) else float("nan")}
+
+
 def counts_padding(eval_pred):
     predictions, labels = map(np.asarray, eval_pred)
     return {"token_accuracy": float((predictions == labels).mean()) if labels.size else float("nan")}
@@ -148,6 +154,12 @@ def none_of_nothing(eval_pred):
     return share(counts) if counts[1] else {"token_accuracy": None}
 
 
+def of_classes_that_occur(eval_pred):
+    predictions, labels = map(np.asarray, eval_pred)
+    occur = np.unique(labels[labels != -100])
+    return {f"recall/{place}": float((predictions == place)[labels == place].mean()) for place in occur}
+
+
 BROKEN = [
     (no_dict, "signature"),
     (an_array, "floats"),
@@ -159,6 +171,7 @@ BROKEN = [
     (writes_to_labels, "inputs"),
     (Remembers(), "stateless"),
     (first_rows_count_more, "permutation"),
+    (neighbours_as_pairs, "permutation"),
     (counts_padding, "padding"),
     (masks_by_predictions, "padding"),
     (mean_of_batches, "lists"),
@@ -167,6 +180,7 @@ BROKEN = [
     (KeepsWhatBrokeOff(), "interrupted"),
     (dies_of_nothing, "empty"),
     (none_of_nothing, "empty"),
+    (of_classes_that_occur, "empty"),
 ]
 
 
@@ -208,8 +222,8 @@ def test_what_is_refused_is_not_counted_as_kept():
 
 def test_part_of_a_rule_may_be_refused():
     verdict = metric_rules(**EVALUATION)[-1](Streaming())
-    assert (verdict.rule, verdict.comparisons, len(verdict.refusals)) == ("empty", 1, 1)
-    assert str(verdict) == "  1 compared, apart by 0.0e+00; refused no sample: ValueError: 0 rows came for 4"
+    assert (verdict.rule, verdict.comparisons, len(verdict.refusals)) == ("empty", 2, 1)
+    assert str(verdict) == "  2 compared, apart by 0.0e+00; refused no sample: ValueError: 0 rows came for 4"
 
 
 def test_a_rule_that_compared_nothing_is_not_counted_either():
@@ -230,7 +244,7 @@ def test_a_message_shows_the_two_numbers():
         check_metric(mean_of_batches, **EVALUATION)
     assert "breaks the rule `lists`" in str(caught.value)
     assert "cut at (1,), token_accuracy: " in str(caught.value)
-    assert "Fix: add up sums and counts over all batches and divide once" in str(caught.value)
+    assert "Fix: `np.concatenate` them, as `np.asarray` stacks batches of equal size" in str(caught.value)
 
 
 def test_importing_the_rules_imports_no_torch():

@@ -98,6 +98,34 @@ def sometimes_less(logits, labels):
     return sums if (labels != IGNORED).any() else {"nll": sums["nll"]}
 
 
+def made_of_a_list(logits, labels):
+    return torch.tensor([row.argmax(-1).tolist() for row in found(logits, labels)])
+
+
+def filled_on_the_host(logits, labels):
+    sums = torch.zeros(len(labels), dtype=torch.float64)
+    for place, value in enumerate(losses(logits, labels)["nll"]):
+        sums[place] = value
+    return sums
+
+
+_KEPT: dict[torch.Size, torch.Tensor] = {}
+
+
+def into_the_same_memory(logits, labels):
+    return _KEPT.setdefault(labels.shape, torch.empty_like(labels)).copy_(right(logits, labels))
+
+
+def smoothed_over_calls(logits, labels):
+    _KEPT.setdefault(torch.Size(), torch.zeros(())).add_(1)
+    return losses(logits, labels)["nll"] / _KEPT[torch.Size()]
+
+
+def without_empty_columns(logits, labels):
+    used = (labels != IGNORED).any(0).nonzero()
+    return right(logits, labels)[:, : int(used.max()) + 1 if len(used) else 1]
+
+
 def longest_answer(logits, labels):
     width = int((labels != IGNORED).sum(1).max())
     return F.pad(right(logits, labels), (0, 9))[:, : width + 2]
@@ -146,12 +174,17 @@ BROKEN = [
     (bytes_of_ids, "dtypes"),
     (keeps_bfloat16, "dtypes"),
     (writes_to_labels, "inputs"),
+    (into_the_same_memory, "stateless"),
+    (smoothed_over_calls, "stateless"),
     (leaves_the_device, "device"),
+    (made_of_a_list, "device"),
+    (filled_on_the_host, "device"),
     (computes_on_the_host, "device"),
     (through_numpy, "device"),
     (first_of_the_tuple, "tuples"),
     (sometimes_less, "structure"),
     (longest_answer, "shapes"),
+    (without_empty_columns, "shapes"),
     (everything, "small"),
     (without_shift, "alignment"),
     (sums_without_shift, "alignment"),
@@ -171,7 +204,27 @@ def test_every_rule_has_something_to_catch():
     assert {rule.name for rule in reducer_rules()} == {rule for _, rule in BROKEN}
 
 
-@pytest.mark.parametrize("reducer", [right, losses])
+def hits(logits, labels):
+    """Which labels were predicted, as most are not: right."""
+    ids = right(logits, labels)
+    return (ids == labels).int().masked_fill(ids == IGNORED, IGNORED)
+
+
+def on_the_way(logits, labels):
+    """New tensors that go to the device, and numbers that need not: right."""
+    logits = found(logits, labels)[:, :-1]
+    weights = torch.ones(logits.shape[-1]).to(logits.device)
+    values = F.cross_entropy(
+        (logits if logits.dtype == torch.float64 else logits.float()).transpose(1, 2),
+        labels[:, 1:],
+        weights.to(torch.promote_types(logits.dtype, torch.float32)),
+        reduction="none",
+    )
+    sums = torch.zeros(len(labels)).to(values)
+    return sums + torch.tensor(2.0) * values.sum(1)
+
+
+@pytest.mark.parametrize("reducer", [right, losses, hits, on_the_way])
 def test_nothing_right_is_blamed(reducer):
     assert all(verdict.comparisons for verdict in check_reducer(reducer).verdicts)
 
@@ -211,6 +264,13 @@ def past_the_mean(logits, labels):
 
 def best_as_bool(logits, labels):
     return logits[0].argmax(1) == 0
+
+
+_MEMORY = torch.empty(4, dtype=torch.int64)
+
+
+def into_one_memory(logits, labels):
+    return torch.argmax(logits[0], 1, out=_MEMORY) if len(logits[0]) == 4 else logits[0].argmax(1)
 
 
 def labels_needed(logits, labels):
@@ -269,6 +329,7 @@ OWN = [
     (length_of_the_batch, FRAMES, "returns"),
     (one_number_a_row, PAIRS, "batch_first"),
     (best_as_bool, SPANS, "dtypes"),
+    (into_one_memory, SPANS, "stateless"),
     (in_place, SPANS, "inputs"),
     (frames_by_numpy, FRAMES, "device"),
     (ends_of_the_tuple, SPANS, "tuples"),
