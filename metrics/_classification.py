@@ -278,8 +278,9 @@ def _counts_of_cells(cells: Array, num_classes: int) -> Columns:
     """Return the counts a sample of confusion matrices (B, C * C)."""
     if cells.shape[1:] != (num_classes**2,) or (cells.size and not cells.min() >= 0):
         raise ValueError(
-            f"the column 'confusion' has shape {cells.shape}: it must hold counts (B, {num_classes**2}), true class x "
-            f"predicted class in rows of {num_classes}, as reducers.confusion_counts returns"
+            f"the column 'confusion' has shape {cells.shape}, numbers from {cells.min(initial=0)}: it must hold counts "
+            f"(B, {num_classes**2}), true class x predicted class in rows of {num_classes}, as "
+            "reducers.confusion_counts returns"
         )
     return confusion.counts_of(cells.reshape(-1, num_classes, num_classes))._asdict()
 

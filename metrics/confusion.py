@@ -65,17 +65,19 @@ def agreement(counts: Counts) -> Columns:
         >>> float(agreement(counts_of(np.array([[3, 1], [0, 4]])))["accuracy"])
         0.875
     """
-    # Squares of counts stay exact up to 9e7 labels.
     hits, actual, predicted = (np.asarray(values, np.float64) for values in counts)
-    total, right = actual.sum(-1), hits.sum(-1)
-    chance = (actual * predicted).sum(-1)
-    spread = (total**2 - (actual**2).sum(-1)) * (total**2 - (predicted**2).sum(-1))
-    correlation = np.where(spread == 0, 0.0, ratio(right * total - chance, np.sqrt(spread)))
+    total = actual.sum(-1)
+    everyone = total[..., None]
+    missed, wrong = actual - hits, predicted - hits
+    # Each class against all others: differences of squares of the total would lose the digits of rare classes.
+    beyond_chance = (hits * (everyone - actual - wrong) - missed * wrong).sum(-1)
+    spread = (actual * (everyone - actual)).sum(-1) * (predicted * (everyone - predicted)).sum(-1)
+    correlation = np.where(spread == 0, 0.0, ratio(beyond_chance, np.sqrt(spread)))
     return {
-        "accuracy": ratio(right, total),
+        "accuracy": ratio(hits.sum(-1), total),
         "balanced_accuracy": mean_where(ratio(hits, actual), actual > 0),
         "matthews_correlation": np.where(total == 0, np.nan, correlation),
-        "cohen_kappa": 1 - ratio((total - right) * total, total**2 - chance),
+        "cohen_kappa": ratio(beyond_chance, (actual * (everyone - predicted)).sum(-1)),
     }
 
 

@@ -105,7 +105,8 @@ def extractive_qa(
         A metric that needs all rows at once.
 
     Raises:
-        ValueError: no feature, or one of an unknown example; a row lacks a column, or has other things in it.
+        ValueError: no feature, or one of an unknown example, or two examples of one id; a row lacks a column, or has
+            other things in it.
         TypeError: examples or features are no rows.
 
     Source: P. Rajpurkar, R. Jia, P. Liang, "Know What You Don't Know: Unanswerable Questions for SQuAD", 2018.
@@ -122,6 +123,8 @@ def extractive_qa(
     examples = _rows("examples", examples, ("id", "context", "answers"))
     features = _rows("features", features, ("example_id", "offset_mapping"))
     places = {example["id"]: place for place, example in enumerate(examples)}
+    if len(places) < len(examples):
+        raise ValueError(f"each example has an id of its own; {len(examples)} examples came with {len(places)} ids")
     unknown = [feature["example_id"] for feature in features if feature["example_id"] not in places]
     if unknown or not features:
         raise ValueError(f"features belong to examples by example_id; {len(features)} came, unknown: {unknown[:3]}")

@@ -277,13 +277,12 @@ def count_given(loss: LossSubject) -> Iterator[Finding]:
     """It is a sum over items divided by the count it is given.
 
     Fix: `return total / num_items_in_batch`. The Trainer takes a custom loss for divided already: a mean over the items
-    of a call makes the gradients as many times too large as there are accumulation steps. float16 and uint8 hold no
-    large count.
+    of a call makes the gradients as many times too large as there are accumulation steps.
     """
     value, gradient = loss.measure(loss.batch, loss.items)
     yield from _both("twice the count", loss.measure(loss.batch, 2 * loss.items), (value / 2, gradient / 2))
     large = loss.value(loss.batch, torch.tensor(_LARGE)) * _LARGE
-    yield f"the sum among {_LARGE} items", large, value * loss.items
+    yield f"the sum, by a count of {_LARGE}, too large for float16 and uint8", large, value * loss.items
 
 
 def additive(loss: LossSubject) -> Iterator[Finding]:
@@ -406,7 +405,7 @@ def dtypes(loss: LossSubject) -> Iterator[Finding]:
             yield f"{dtype} logits, dtype", str(value.dtype), "torch.float32"
             yield f"{dtype} logits", value, exact, 5e-5
             large, expected = (loss.value(given, torch.tensor(_LARGE)).double() * _LARGE for given in (batch, twin))
-            yield f"{dtype} logits, the sum among {_LARGE} items", large, expected, 5e-5
+            yield f"{dtype} logits, the sum, by a count of {_LARGE}", large, expected, 5e-5
             rounding = 2 * torch.finfo(dtype).eps + 1e-5
             yield f"{dtype} logits, gradient of the sum", gradient * loss.items, slope * loss.items, rounding
 

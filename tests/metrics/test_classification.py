@@ -1,8 +1,10 @@
 import itertools
 import math
+import operator
 import pickle
 import tracemalloc
 import warnings
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -352,6 +354,20 @@ def test_constant_predictions():
     assert scores["precision/0"] == scores["f1/2"] == 0.0
     assert scores["recall/1"] == 1.0
     assert scores["balanced_accuracy"] == pytest.approx(1 / 3)
+
+
+def test_rare_classes_keep_their_digits_among_billions():
+    """Two rare pairs, one of them right, among three billion; by fractions."""
+    cells = np.zeros((1, 9), np.int64)
+    cells[0, [0, 1, 4]] = 3 * 10**9, 1, 1
+    hits, actual, predicted = (3 * 10**9, 1, 0), (3 * 10**9 + 1, 1, 0), (3 * 10**9, 2, 0)
+    total = sum(actual)
+    chance = sum(map(operator.mul, actual, predicted))
+    scores = classification(3)(evaluation({"confusion": cells}, np.array([0])))
+    above = Fraction(sum(hits) * total - chance)
+    assert scores["cohen_kappa"] == pytest.approx(float(above / (total**2 - chance)), rel=1e-14)
+    spread = [total**2 - sum(count**2 for count in counts) for counts in (actual, predicted)]
+    assert scores["matthews_correlation"] == pytest.approx(float(above) / math.sqrt(math.prod(spread)), rel=1e-14)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

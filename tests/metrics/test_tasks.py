@@ -222,6 +222,8 @@ def test_windows_are_told_by_their_order():
 def test_what_is_no_question_is_refused():
     with pytest.raises(ValueError, match="unknown: \\['z'\\]"):
         extractive_qa(EXAMPLES, [window("z", 0, 3)])
+    with pytest.raises(ValueError, match="4 examples came with 3 ids"):
+        extractive_qa([*EXAMPLES[:3], EXAMPLES[0]], FEATURES[:3])
     with pytest.raises(ValueError, match="preprocess_logits_for_metrics=spans"):
         extractive_qa(EXAMPLES, FEATURES)(evaluation(np.zeros((4, 9)), np.zeros(4)))
 
