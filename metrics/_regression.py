@@ -14,7 +14,7 @@ from .confusion import mean_where, quiet
 MISSING = -100.0
 # Sums of squares tell a spread from rounding down to this fraction of themselves.
 RESOLUTION = 1e-10
-# What is counted from: close to the other values, so that no digits go into a distance that all share.
+# What is counted from: amid the other values, so that no digits go into a distance that all share.
 ORIGIN = ("predictions", "labels")
 
 MOMENTS: dict[str, bool | None] = {"mse": False, "rmse": False, "mae": False, "r2": True, "pearson": True}
@@ -33,7 +33,7 @@ def regression(*, ranking: bool = False) -> Metric:
     - `r2`, `pearson`, and with `ranking` `spearman` and `kendall` (tau-b): over the targets whose labels differ, NaN
       where none has such labels. For constant predictions correlations are NaN.
 
-    `r2` and `pearson` follow from sums about the first value of each target, so that they stream and keep their digits
+    `r2` and `pearson` follow from sums about the median of the first batch, so that they stream and keep their digits
     however far from 0 the values lie.
 
     Args:
@@ -101,10 +101,10 @@ def moments(columns: Columns, origin: Columns) -> tuple[Columns, Columns]:
     Returns:
         (B, K), 0 where the label is missing: `count` int64; in float64 errors `squared` and `absolute`, and with x the
         prediction and y the label, each from its origin, `x`, `y`, `xx`, `yy`, `xy`. And the origin: for a target that
-        had none, the first pair whose label is known.
+        had none, the medians of the pairs whose label is known.
     """
     known = columns["labels"] != MISSING
-    origin = {name: _first(columns[name], known, origin.get(name)) for name in ORIGIN}
+    origin = {name: _middle(columns[name], known, origin.get(name)) for name in ORIGIN}
     with np.errstate(over="ignore", invalid="ignore"):  # predictions of a model that diverged
         errors = np.where(known, columns["predictions"] - columns["labels"], 0.0)
         x, y = (np.where(known, columns[name] - origin[name], 0.0) for name in ORIGIN)
@@ -156,12 +156,15 @@ def rank_scores(rows: Columns) -> dict[str, ArrayLike]:
     return {name: np.mean(values) if values else np.nan for name, values in found.items()}
 
 
-def _first(values: Array, known: Array, before: Array | None) -> Array:
-    """Return the first known value of each target, NaN where there is none, unless one came `before`."""
-    first = np.full(values.shape[1], np.nan)
-    for target in np.flatnonzero(known.any(0)):
-        first[target] = values[known[:, target].argmax(), target]
-    return first if before is None else np.where(np.isnan(before), first, before)
+def _middle(values: Array, known: Array, before: Array | None) -> Array:
+    """Return the median of the known values of each target, NaN where there is none, unless one came `before`.
+
+    A single value would not do: where it lies far off, the samples that a replicate draws without it lose their digits.
+    """
+    middle = np.full(values.shape[1], np.nan) if before is None else before.copy()
+    for target in np.flatnonzero(np.isnan(middle) & known.any(0)):
+        middle[target] = np.median(values[known[:, target], target])
+    return middle
 
 
 def _spread(total: Array, squares: Array, count: Array) -> Array:

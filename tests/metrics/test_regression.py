@@ -193,6 +193,18 @@ def test_a_first_label_far_from_all_others_costs_few_digits():
     assert score(predictions, labels)["r2"] == pytest.approx(exact(predictions, labels)["r2"], rel=1e-12)
 
 
+def test_replicates_without_the_sample_that_is_far_from_all_others_keep_their_digits():
+    """Of two units, one the sample far off, a quarter of the replicates draws the other one twice."""
+    predictions, labels = far(0.0)
+    for place in (2, 47):
+        distant = labels.copy()
+        distant[place] = 1e6
+        rest = (labels != MISSING) & (np.arange(48) != place)
+        units = (np.arange(48) == place).tolist()
+        found = bootstrap(regression(), n=100, unit=units)(evaluation(predictions, distant))
+        assert found["r2_high"] == pytest.approx(r2_score(labels[rest], predictions[rest]), rel=1e-12)
+
+
 # --- where little is known --------------------------------------------------------------------------------------------
 
 
