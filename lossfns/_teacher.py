@@ -194,8 +194,6 @@ def _top(extras: Mapping[str, Tensor], like: Tensor, rows: Rows) -> TopTeacher:
             f"'{IDS}' needs '{LOG_PROBS}' of its shape beside it: got {ids.dtype} {tuple(ids.shape)} and {given}"
         )
     ids, log_probs = (_fitting(tensor, name, like, rows) for tensor, name in ((ids, IDS), (log_probs, LOG_PROBS)))
-    if not ids.shape[-1]:
-        raise ValueError(f"'{IDS}' of shape {tuple(ids.shape)} hold no id: a teacher gives its k best, k at least 1")
     theirs = beside(rows, like.shape[1], ids.shape[1]).on_device
     if len(theirs):
         _check_top(ids.flatten(0, 1)[theirs], log_probs.flatten(0, 1)[theirs], like.shape[-1])
@@ -253,9 +251,9 @@ def _fitting(tensor: Tensor, name: str, like: Tensor, rows: Rows) -> Tensor:
         raise ValueError(f"{name} want a gradient, and a teacher gets none here: detach them")
     fits = tensor.ndim == like.ndim == 3 and tensor.shape[0] == like.shape[0]
     first = int((rows.index % like.shape[1]).min()) if fits and len(rows) else 0
-    if not fits or like.shape[1] - first > tensor.shape[1]:
+    if not fits or like.shape[1] - first > tensor.shape[1] or not tensor.shape[2]:
         raise ValueError(
             f"{name} of shape {tuple(tensor.shape)} do not fit the student's logits {tuple(like.shape)}: expected "
-            "(batch, positions, ...), position i beside logit i, not beside label i"
+            "(batch, positions, classes or k best), position i beside logit i, not beside label i"
         )
     return tensor.to(like.device)

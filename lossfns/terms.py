@@ -70,7 +70,8 @@ def smoothed_cross_entropy(
         tensor([0.2269])
     """
     check_smoothing(label_smoothing)
-    return torch.lerp(-log_prob, log_normalizer - mean_logit, label_smoothing)
+    # Not lerp, whose difference of the two would be NaN for a label that is ruled out.
+    return (1 - label_smoothing) * -log_prob + label_smoothing * (log_normalizer - mean_logit)
 
 
 def focal(log_prob: Tensor, *, gamma: float = 2.0) -> Tensor:

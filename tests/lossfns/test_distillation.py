@@ -309,7 +309,8 @@ REFUSED = {
         {},
         "name a class twice for one token",
     ),
-    "no id": (top(TEACHER, 0), {}, r"shape \(2, 5, 0\) hold no id.*k at least 1"),
+    "no id": (top(TEACHER, 0), {}, r"teacher_ids of shape \(2, 5, 0\) do not fit.*classes or k best"),
+    "no class": (dense(TEACHER[..., :0]), {}, r"teacher_logits of shape \(2, 5, 0\) do not fit.*classes or k best"),
     "probabilities": (
         top(TEACHER, 2) | {"teacher_log_probs": torch.full((2, 5, 2), 0.4)},
         {},

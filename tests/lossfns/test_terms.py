@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
 from lossfns import (
     Combined,
@@ -137,6 +138,16 @@ def test_one_pass_and_autograd_of_the_whole_formula_agree(name):
         total, number = total + term(**{key: here[key][None] for key in wanted}).sum(), number + 1
     (expected,) = torch.autograd.grad(total / number, logits)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-13)
+
+
+# --- a label that is ruled out ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.6])
+def test_a_label_that_is_ruled_out_costs_infinitely_much_when_smoothed(smoothing):
+    logits, labels = torch.tensor([[[1.0, -torch.inf, 0.0]]]), torch.tensor([[1]])
+    found = masked_lm_loss(logits, labels, term=partial(smoothed_cross_entropy, label_smoothing=smoothing))
+    assert found == F.cross_entropy(logits[0], labels[0], label_smoothing=smoothing) == torch.inf
 
 
 # --- focal where nothing is missed -----------------------------------------------------------------------------------
