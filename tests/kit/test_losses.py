@@ -6,7 +6,7 @@ import pytest
 
 from lossfns.testing import check_loss, loss_rules
 
-from .broken_losses import BROKEN, mean, right, without_shift
+from .broken_losses import BROKEN, IGNORED, mean, right, without_shift
 from .other_losses import OTHERS
 from .verdicts import broken_rules
 
@@ -99,3 +99,17 @@ def test_it_takes_a_few_hundred_calls():
     loss = mock.Mock(side_effect=right, __name__="right")
     check_loss(loss, skip={"picklable": "a mock", "signature": "a mock"})
     assert loss.call_count < 400
+
+
+@pytest.mark.parametrize("ignored", [0, 999], ids=["first", "last"])
+def test_of_many_labels_some_are_asked_about_and_both_ends(ignored):
+    calls = []
+
+    def without_one(outputs, labels, num_items_in_batch=None):
+        calls.append(labels)
+        return right(outputs, labels.masked_fill(labels == ignored, IGNORED), num_items_in_batch)
+
+    (rule,) = (rule for rule in loss_rules("causal_lm", classes=1000) if rule.name == "every_label")
+    with pytest.raises(AssertionError, match=f"label {ignored} alone moves the logits: False"):
+        rule(without_one)
+    assert len(calls) < 100

@@ -330,7 +330,9 @@ def check_classification(case) -> None:
     is_soft, with_weights, with_adjustment, by_weights = chosen
     exact, mine = leaf(logits), leaf(logits)
     labels = soft.masked_fill(missing[:, None], IGNORED) if is_soft else hard.masked_fill(missing, IGNORED)
-    options = {"label_smoothing": smoothing, "normalize": "weights" if by_weights and with_weights else "items"}
+    options = {"label_smoothing": smoothing}
+    if by_weights and with_weights:
+        options["normalize"] = "weights"
     x, target = exact, soft if is_soft else F.one_hot(hard, logits.shape[-1]).double()
     if with_weights:
         options["class_weights"] = weights
@@ -342,14 +344,13 @@ def check_classification(case) -> None:
     each = F.cross_entropy(
         x, target, weight=weights if with_weights else None, label_smoothing=smoothing, reduction="none"
     )
-    divisor = (target @ weights)[~missing].sum() if options["normalize"] == "weights" else (~missing).sum()
+    divisor = (target @ weights)[~missing].sum() if "normalize" in options else (~missing).sum()
     true = each[~missing].sum() / divisor if (~missing).any() else exact.sum() * 0
     close(value, true)
     value.backward()
     true.backward()
     close(mine.grad, exact.grad)
-    items = lossfns.token_classification_loss(logits[None], labels[None], **options)
-    close(items, value)
+    close(lossfns.token_classification_loss(logits[None], labels[None], **options), value)
 
 
 def test_losses_of_classes():
