@@ -59,7 +59,7 @@ def _case(row: Row, comparison: Comparison) -> str:
 
 def _over(peers: float | list[float] | None, own: float | list[float] | None) -> float | None:
     """The peer's figure over ours where it is better."""
-    if not peers or not own:
+    if peers is None or own is None:
         return None
     if isinstance(peers, list):
         same = len(peers) == len(own)

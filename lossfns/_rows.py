@@ -71,12 +71,6 @@ class Rows:
         return slice(first, last + 1) if last - first + 1 == len(self) else None
 
 
-def all_rows(logits: Tensor) -> Rows:
-    """Every row of logits `(..., V)`, with no target."""
-    index = torch.arange(logits[..., 0].numel())
-    return Rows(index, index.to(logits.device, non_blocking=True), None)
-
-
 def read(logits: Tensor, rows: Rows, out: Tensor) -> Tensor:
     """Bring `rows` of logits `(..., V)` into the front of the buffer `out`, in its dtype; no stride makes it copy more.
 

@@ -101,7 +101,9 @@ def found_leads(**changes) -> list[Lead]:
     [
         ({}, []),
         ({"peak": 50}, [Lead("theirs", "ours", "memory", "1,000 tokens", 0.5)]),
+        ({"peak": 0}, [Lead("theirs", "ours", "memory", "1,000 tokens", 0.0)]),
         ({"peak": 99.5}, []),
+        ({"error": 0.0}, []),
         ({"seconds": [0.5, 1.0, 1.5]}, [Lead("theirs", "ours", "time", "1,000 tokens", 0.5)]),
         ({"seconds": [0.5, 1.0, 6.0]}, []),  # not in the whole middle half
         ({"seconds": [1.0]}, [Lead("theirs", "ours", "time", "1,000 tokens", 0.5)]),
