@@ -34,7 +34,8 @@ def unhooked() -> AbstractContextManager[Any]:
     """
     graph = torch.autograd.graph
     try:
-        with graph.disable_saved_tensors_hooks("probe"):  # raises where there are any
+        # Raises where there are any; without any, hooks that do nothing would only cost time, a call a saved tensor.
+        with graph.disable_saved_tensors_hooks("probe"):
             return nullcontext()
     except RuntimeError:
         return graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)

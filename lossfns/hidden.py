@@ -76,6 +76,10 @@ def stand_in(hidden: Tensor, head: Head) -> Tensor:
     return hidden.detach()[..., :1].expand(*hidden.shape[:-1], head.classes)
 
 
+# What hands on the values it gets, in a graph: `clone`, `to`, and DDP where it searches for unused parameters.
+_COPIES = {"CloneBackward0", "ToCopyBackward0", "_DDPSinkBackward"}
+
+
 @dataclass(frozen=True)
 class _Forward:
     """What one forward of the model left behind.
@@ -99,10 +103,11 @@ class _Forward:
             return False
         if last.data_ptr() == self.logits.data_ptr():
             return True
-        parents = () if self.node is None or logits.grad_fn is None else logits.grad_fn.next_functions
-        if any(node is self.node for node, _ in parents):
+        made_by: Any = logits.grad_fn
+        copied = self.node is not None and type(made_by).__name__ in _COPIES
+        if copied and any(node is self.node for node, _ in made_by.next_functions):
             return True
-        # Without a graph the values decide, which waits for the device.
+        # Otherwise, as without a graph, the values decide, which waits for the device.
         return torch.allclose(last.to(self.logits.dtype), self.logits, 0.0, 0.0, equal_nan=True)
 
 

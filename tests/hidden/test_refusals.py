@@ -163,6 +163,20 @@ def test_a_copy_of_an_earlier_batch(graph):
             causal_lm_loss(early, labels[0], source=source)
 
 
+@pytest.mark.parametrize("graph", [True, False], ids=["training", "evaluation"])
+def test_logits_that_are_changed_after_the_first_batch(graph):
+    """Their graph leads to those of this forward, and the hidden states lead to others."""
+    model = tiny.model("llama")
+    source = hidden_states(model)
+    batch = tiny.pad(ROWS[:8])
+    labels = batch.pop("labels")
+    with torch.set_grad_enabled(graph):
+        causal_lm_loss(model(**batch), labels, source=source)
+        model.register_forward_hook(lambda model, args, output: output | {"logits": 2 * output.logits})
+        with pytest.raises(RuntimeError, match="saw another forward"):
+            causal_lm_loss(model(**batch), labels, source=source)
+
+
 def test_after_removal():
     model = tiny.model("llama")
     with hidden_states(model) as source:

@@ -9,6 +9,7 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from lossfns import _autograd, _rows, causal_lm_loss, cross_entropy, token_statistics
+from lossfns._autograd import unhooked
 from tests import oracle
 
 B, S, H, V = 2, 5, 4, 11
@@ -134,6 +135,21 @@ def test_hooks_on_the_graph_of_a_chunk_are_found(monkeypatch):
     monkeypatch.setattr("lossfns._term_loss.unhooked", nullcontext)
     with pytest.raises(AssertionError, match=r"assert [3-9] == 2"):
         check_checkpointing(roundabout, False)
+
+
+def test_hooks_are_the_users_again_afterwards():
+    graph, saved, x = torch.autograd.graph, [], torch.ones(2, requires_grad=True)
+    with graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
+        with unhooked(), unhooked():
+            x.exp()
+        assert not saved
+        x.exp()
+    assert len(saved) == 1
+    with graph.disable_saved_tensors_hooks("of the user"):
+        with unhooked():
+            x.exp()
+        with pytest.raises(RuntimeError, match="of the user"), graph.save_on_cpu():
+            pass
 
 
 def test_checkpointing_does_not_go_with_overwriting():
