@@ -316,7 +316,8 @@ def metric_rules(
         Callables with a name: `rule(my_metric)` raises AssertionError, or returns what was compared.
 
     Raises:
-        ValueError: no such rule, no reason.
+        ValueError: no such rule, no reason; fewer samples, or not as many of predictions as of labels.
+        TypeError: predictions and labels are no arrays.
 
     Example:
         >>> rules = metric_rules(predictions=np.array([1, 2, 2, 0]), labels=np.array([1, 2, 0, 0]))
@@ -325,8 +326,19 @@ def metric_rules(
     """
     from lossfns.testing.rules import select
 
+    _check_samples(predictions, labels)
     subject = partial(MetricSubject, predictions=predictions, labels=labels, directions=directions or {})
     return select(RULES, subject, skip)
+
+
+def _check_samples(predictions: Any, labels: Any) -> None:
+    found = [*_arrays(labels), *_arrays(predictions)]
+    kinds = sorted({type(leaf).__name__ for leaf in found} - {"ndarray"})
+    if kinds:
+        raise TypeError(f"predictions and labels are arrays, or tuples and dicts of them; got {', '.join(kinds)}")
+    rows = sorted({leaf.shape[0] if leaf.ndim else 0 for leaf in found})
+    if len(rows) != 1 or rows[0] < 4:
+        raise ValueError(f"predictions and labels have one row a sample, of at least four; got {rows} rows")
 
 
 def check_metric(metric: Callable[..., Any], *, predictions: Any, labels: Any, **options: Any) -> Report:
@@ -343,7 +355,7 @@ def check_metric(metric: Callable[..., Any], *, predictions: Any, labels: Any, *
 
     Raises:
         AssertionError: a rule is broken: its name, what was given and expected, and how to mend it.
-        ValueError: no such rule, no reason.
+        TypeError, ValueError: as for `metric_rules`.
 
     Example:
         >>> def hits(eval_pred):

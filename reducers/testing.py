@@ -41,7 +41,7 @@ class Given:
     @property
     def samples(self) -> int:
         """How many samples there are, by the labels, if any."""
-        return len(next(leaf for tree in (self.labels, self.logits) for _, leaf in _leaves(tree) if leaf is not None))
+        return len(next(leaf for leaf in _tensors((self.labels, self.logits)) if leaf.ndim))
 
     def mapped(self, function: Callable[[Tensor], Tensor]) -> Given:
         """The function's values in the place of all tensors."""
@@ -50,7 +50,11 @@ class Given:
     def rows(self, index: Sequence[int]) -> Given:
         """Those samples, in that order; several rows a sample stand in blocks of one row each."""
         samples, places = self.samples, torch.tensor(index)
-        return self.mapped(lambda leaf: leaf.reshape(-1, samples, *leaf.shape[1:])[:, places].flatten(0, 1))
+
+        def chosen(leaf: Tensor) -> Tensor:
+            return leaf.reshape(-1, samples, *leaf.shape[1:])[:, places].flatten(0, 1) if leaf.ndim else leaf
+
+        return self.mapped(chosen)
 
     def cast(self, dtype: torch.dtype) -> Given:
         """Floating logits in another dtype."""
@@ -104,9 +108,12 @@ class _Own:
     def batch(self, classes: int, seed: int = 0) -> Given:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            given = Given(*self.make(torch.Generator().manual_seed(seed), classes))
-        sizes = [len(leaf) for tree in (given.labels, given.logits) for _, leaf in _leaves(tree) if leaf is not None]
-        if sizes[0] < 4 or any(size % sizes[0] for size in sizes):
+            made = self.make(torch.Generator().manual_seed(seed), classes)
+        if not isinstance(made, tuple) or len(made) != 2:
+            raise ValueError(f"batches are made as (logits, labels); a {type(made).__name__} came")
+        given = Given(*made)
+        sizes = [len(leaf) for leaf in _tensors((given.labels, given.logits)) if leaf.ndim]
+        if not sizes or sizes[0] < 4 or any(size % sizes[0] for size in sizes):
             raise ValueError(f"the tensors of a batch are (samples, ...), of at least four samples; got {sizes} rows")
         return given
 
@@ -176,6 +183,10 @@ def _leaves(tree: Any, path: str = "result") -> Iterator[tuple[str, Any]]:
             yield from _leaves(branch, f"{path}[{key!r}]")
     else:
         yield path, tree
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for _, leaf in _leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def _same(what: str, given: Leaves, expected: Leaves) -> Iterator[Finding]:
@@ -333,10 +344,6 @@ class _Hosted(TorchFunctionMode):
         return result.as_subclass(_Host) if on_host and isinstance(result, Tensor) else result
 
 
-def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for _, leaf in _leaves(tree) if isinstance(leaf, Tensor)]
-
-
 def device(reducer: ReducerSubject) -> Iterator[Finding]:
     """What it returns is on the device that the logits came on.
 
@@ -360,13 +367,13 @@ def tuples(reducer: ReducerSubject) -> Iterator[Finding]:
     Fix: take the first floating tensor that has one dimension more than the labels; `logits[0]` is a router's loss in a
     mixture of experts.
     """
-    for what, logits in _among_others(reducer.batch.logits).items():
+    for what, logits in _among_others(reducer.batch).items():
         yield from _same(what, reducer.leaves(replace(reducer.batch, logits=logits)), reducer.result)
 
 
-def _among_others(logits: Any) -> dict[str, Any]:
+def _among_others(given: Given) -> dict[str, Any]:
     """The same logits beside other things that a model returns."""
-    beside = torch.zeros(len(next(_leaves(logits))[1]), 2, 3)
+    logits, beside = given.logits, torch.zeros(given.samples, 2, 3)
     if isinstance(logits, Mapping):
         return {"a longer dict": {**logits, "beside": beside}}
     if isinstance(logits, (tuple, list)):
@@ -532,8 +539,8 @@ def reducer_rules(
         Callables with a name: `rule(my_reducer)` raises AssertionError, or returns what was compared.
 
     Raises:
-        ValueError: no such task, no such rule, no reason; a batch of fewer samples, or of tensors without a row for
-            each; options of the one way of making batches with the other.
+        ValueError: no such task, no such rule, no reason; no batch, one of fewer samples, or of tensors without a row
+            for each (a number, as a loss, has none); options of the one way of making batches with the other.
 
     Example:
         >>> from reducers import sample_sums

@@ -107,6 +107,9 @@ class Task:
 
     def check(self, classes: int) -> None:
         """Raise ValueError where the rules can do nothing with what `make` makes."""
+        least = 2 if self.sequence else 1
+        if classes < least:
+            raise ValueError(f"the task {self.name!r} has {least} classes at least; {classes} came")
         batch = self.batch(classes)
         logits, labels = batch.logits, batch.labels
         wrong = len(logits) != _SAMPLES or len(labels) != _SAMPLES or logits.dtype != torch.float64

@@ -250,3 +250,19 @@ def test_a_message_shows_the_two_numbers():
 def test_importing_the_rules_imports_no_torch():
     code = "import sys, metrics.testing; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "error", "message"),
+    [
+        ({"predictions": np.zeros(3), "labels": np.zeros(3)}, ValueError, r"at least four; got \[3\] rows"),
+        ({"predictions": np.zeros(5), "labels": np.zeros(4)}, ValueError, r"got \[4, 5\] rows"),
+        ({"predictions": np.zeros(4), "labels": np.float64(1)}, TypeError, "got float64"),
+        ({"predictions": np.zeros(4), "labels": np.zeros(())}, ValueError, r"got \[0, 4\] rows"),
+        ({"predictions": torch.zeros(4), "labels": None}, TypeError, "got NoneType, Tensor"),
+    ],
+    ids=["three", "other numbers", "a number", "no dimension", "no arrays"],
+)
+def test_what_is_no_evaluation_is_refused(evaluation, error, message):
+    with pytest.raises(error, match=message):
+        metric_rules(**evaluation)

@@ -363,6 +363,8 @@ def test_nothing_right_is_blamed_in_batches_of_ones_own(reducer, batches):
     [
         ({"task": lambda generator, classes: (torch.zeros(3, classes), None)}, r"at least four samples; got \[3\]"),
         ({"task": lambda generator, classes: (torch.zeros(6, classes), torch.zeros(4))}, r"got \[4, 6\] rows"),
+        ({"task": lambda generator, classes: None}, r"made as \(logits, labels\); a NoneType came"),
+        ({"task": lambda generator, classes: (torch.zeros(()), None)}, r"got \[\] rows"),
         ({"lengths": {8}}, "the tasks of the kit know theirs"),
         (SPANS | {"extras": {"weights": torch.ones_like}}, "put them into the labels"),
     ],
@@ -370,6 +372,18 @@ def test_nothing_right_is_blamed_in_batches_of_ones_own(reducer, batches):
 def test_batches_that_are_none_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         reducer_rules(**options)
+
+
+def beside_a_loss_and_nothing(generator, classes):
+    return (torch.tensor(0.5), None, torch.randn(4, classes, generator=generator)), torch.zeros(4).long()
+
+
+def third(logits, labels):
+    return logits[2].argmax(1)
+
+
+def test_a_batch_may_hold_what_has_no_rows():
+    assert broken_rules(third, reducer_rules(beside_a_loss_and_nothing)) == []
 
 
 def on_the_device(logits, labels):

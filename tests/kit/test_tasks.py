@@ -67,3 +67,9 @@ def makes(logits, labels, **options):
 def test_a_task_that_does_not_fit_is_refused(task, message):
     with pytest.raises(ValueError, match=message):
         check_loss(registry.LOSSES[0].function, task)
+
+
+@pytest.mark.parametrize(("task", "classes"), [("classification", 0), ("causal_lm", 1)])
+def test_too_few_classes_are_refused(task, classes):
+    with pytest.raises(ValueError, match=f"classes at least; {classes} came"):
+        loss_rules(task, classes=classes)
