@@ -22,6 +22,8 @@ from .alignment import IGNORED, check_shift, scored_places, split_labels
 from .normalization import MARKERS
 
 COUNTED_SINCE = (5, 10)
+# From then on the Trainer counts `labels[..., 1:]` of encoder-decoders too, of which the first label is predicted.
+DECODERS_COUNTED_SINCE = (5, 15)
 
 
 @dataclass(frozen=True)
@@ -249,19 +251,34 @@ def label_dict(batch: Batch, labels: dict[str, Tensor], counted: Tensor) -> Batc
     return {**batch, "labels": labels, "shift_labels": counted}
 
 
-@functools.cache
 def _refuse_older_trainers() -> None:
     """Up to 5.9 the loss of a dict gets no count: under accumulation or in several processes gradients are wrong."""
-    try:
-        release = metadata.version("transformers")
-    except metadata.PackageNotFoundError:  # a Trainer is not what reads these batches
-        return
-    if tuple(map(int, re.findall(r"\d+", release)[:2])) < COUNTED_SINCE:
+    release = installed_release()
+    if release is not None and _numbers(release) < COUNTED_SINCE:
         needed = ".".join(map(str, COUNTED_SINCE))
         raise ImportError(
             f"labels in a dict (extra columns, sequences, pairs) need transformers {needed} or newer, and {release} is "
             "installed: its Trainer does not count them, and the loss cannot. Upgrade it, or use plain labels"
         )
+
+
+def misses_first_labels() -> bool:
+    """Does the Trainer leave the first label of every row of an encoder-decoder out of its count?"""
+    release = installed_release()
+    return release is not None and COUNTED_SINCE <= _numbers(release) < DECODERS_COUNTED_SINCE
+
+
+@functools.cache
+def installed_release() -> str | None:
+    """The release of transformers; None without it, when a Trainer is not what reads these batches."""
+    try:
+        return metadata.version("transformers")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", release)[:2]))
 
 
 def one_each(marks: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ._batch import Batch, Collator, batch_labels, collated, described
-from ._label_dicts import count_pairs, count_sequences, mask_sequence_starts, with_extras
+from ._label_dicts import count_pairs, count_sequences, mask_sequence_starts, misses_first_labels, with_extras
 from ._pairs import stack_pairs
 from ._teacher_inputs import teacher_inputs
 from .alignment import IGNORED, split_labels
@@ -269,14 +269,17 @@ class WithDecoderInputs:
     def __call__(self, features: list[Any]) -> Batch:
         batch = collated(self.collator, features)
         ids, _ = split_labels(batch.get("labels"))
-        return {**batch, "decoder_input_ids": shifted_right(batch_labels({"labels": ids}), self.start, self.pad)}
+        counted = {"shift_labels": ids} if misses_first_labels() else {}
+        decoder = {"decoder_input_ids": shifted_right(batch_labels({"labels": ids}), self.start, self.pad)}
+        return {**counted, **batch, **decoder}
 
 
 def with_decoder_inputs(collator: Collator, model: Any) -> WithDecoderInputs:
     """Add the `decoder_input_ids` of an encoder-decoder, which the model itself would make of its labels.
 
     But the Trainer takes the labels out of the batch before `forward`: T5 then raises, and BART silently trains on its
-    own source.
+    own source. The Trainer of transformers 5.10 to 5.14 leaves the first label of every row out of its count too; there
+    `shift_labels` come beside the labels, which it counts instead. What changes labels is wrapped inside.
 
     Args:
         collator: any data collator that returns integer labels `(B, S)`, in a dict or not.

@@ -8,7 +8,15 @@ import pytest
 import torch
 
 from lossfns import _label_dicts
-from lossfns.collators import count_pairs, count_sequences, mask_first_label, stack_pairs, teacher_inputs, with_extras
+from lossfns.collators import (
+    count_pairs,
+    count_sequences,
+    mask_first_label,
+    stack_pairs,
+    teacher_inputs,
+    with_decoder_inputs,
+    with_extras,
+)
 from tests import tiny
 
 ROWS = [{"input_ids": [4, 5, 6], "labels": [4, 5, 6], "token_weights": [0.0, 0.5, 1.0]}] * 2
@@ -39,9 +47,9 @@ def installed(monkeypatch):
 
         monkeypatch.setattr(metadata, "version", version)
 
-    _label_dicts._refuse_older_trainers.cache_clear()
+    _label_dicts.installed_release.cache_clear()
     yield pretend
-    _label_dicts._refuse_older_trainers.cache_clear()
+    _label_dicts.installed_release.cache_clear()
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
@@ -63,3 +71,18 @@ def test_it_is_made_where_it_is_counted(installed, name, release):
 def test_plain_labels_are_for_every_release(installed):
     installed("4.57.1")
     assert mask_first_label(padded)(ROWS)["labels"][:, 0].tolist() == [tiny.IGNORED] * 2
+
+
+@pytest.mark.parametrize(
+    ("release", "added"), [("4.57.1", False), ("5.9.0", False), ("5.10.0", True), ("5.14.1", True), ("5.15.0", False)]
+)
+def test_every_label_of_an_encoder_decoder_is_counted(installed, release, added):
+    """5.10 to 5.14 count `labels[..., 1:]` of them; what the batch holds already is what is to be counted."""
+    installed(release)
+    model = tiny.model("t5")
+    batch = with_decoder_inputs(padded, model)(ROWS)
+    assert ("shift_labels" in batch) == added
+    assert not added or torch.equal(batch["shift_labels"], batch["labels"])
+    own = torch.zeros(2, 3, dtype=torch.int64)
+    given = with_decoder_inputs(lambda rows: padded(rows) | {"shift_labels": own}, model)(ROWS)
+    assert torch.equal(given["shift_labels"], own)
