@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("model", metavar="MODEL")
     parser.add_argument("dataset", metavar="DATASET", type=Path)
     given = parser.parse_args(arguments)
-    config = transformers.AutoConfig.from_pretrained(given.model)
+    rows = _read(given.dataset, _rows)
+    config = _read(given.model, transformers.AutoConfig.from_pretrained)
     name = (config.architectures or ["a model of no stated class"])[0]
     auto: Any
     if name.endswith("ForSequenceClassification"):
@@ -41,13 +42,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         auto, column = transformers.AutoModelForCausalLM, "text"
     else:
         sys.exit(f"{name} is neither a causal language model nor a text classifier: call check_trainer(trainer)")
-    rows = _rows(given.dataset)
     if not {"text", column} <= {*rows.column_names}:
         sys.exit(f"the rows need {', '.join(sorted({'text', column}))}; they have {', '.join(rows.column_names)}")
     with tempfile.TemporaryDirectory() as scratch:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(given.model)
-        trainer = _trainer(auto.from_pretrained(given.model), tokenizer, rows, scratch, classes=column == "label")
+        tokenizer = _read(given.model, transformers.AutoTokenizer.from_pretrained)
+        model = _read(given.model, auto.from_pretrained)
+        trainer = _trainer(model, tokenizer, rows, scratch, classes=column == "label")
         return int(bool(check_trainer(trainer).problems))
+
+
+def _read(given: Any, read: Callable[[Any], Any]) -> Any:
+    """What was read, or an end with one line that says why not."""
+    try:
+        return read(given)
+    except Exception as error:  # whatever it is, no traceback helps who has named a wrong file
+        sys.exit(f"{given}: {next(iter(str(error).splitlines()), type(error).__name__)}")
 
 
 def _rows(path: Path) -> Any:
@@ -55,10 +64,12 @@ def _rows(path: Path) -> Any:
 
     if path.is_dir():
         rows = datasets.load_from_disk(str(path))
+    elif not path.exists():
+        raise FileNotFoundError("there is no such file")
     elif path.suffix in READERS:
         rows = datasets.load_dataset(READERS[path.suffix], data_files=str(path), split="train")
     else:
-        sys.exit(f"{path} is neither a folder nor one of {', '.join(READERS)}")
+        raise ValueError(f"neither a folder nor one of {', '.join(READERS)}")
     return rows.select(range(min(ROWS, len(rows))))
 
 

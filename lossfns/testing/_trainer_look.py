@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from ..alignment import IGNORED, Labels
+from ..training import WatchedLoss
+from ._shifts import leaves, right_shift, shifts_read
 
 
 @dataclass
@@ -35,6 +37,7 @@ class Look:
         eval_labels: the labels that reach the reducer and the metric.
         reduced: what the reducer returned, the logits where there is none.
         scores: what the metric returned.
+        shifts: how far before its label the logits stand that "the loss" and "the reducer" read; empty if unknown.
     """
 
     trainer: Any
@@ -48,6 +51,12 @@ class Look:
     eval_labels: Any = None
     reduced: Any = None
     scores: dict[str, Any] | None = None
+    shifts: dict[str, set[int]] = field(default_factory=dict)
+
+    @property
+    def right_shift(self) -> int | None:
+        """How far before its label the logit stands that predicts it; None where the batch does not tell."""
+        return right_shift(self.batch, self.label_ids, self.trainer.model)
 
     @property
     def label_ids(self) -> Tensor | None:
@@ -117,6 +126,20 @@ def _train(seen: Look) -> None:
         for name, (outputs, labels, count) in _variations(seen).items():
             with suppress(Exception):  # what only a variation raises says nothing about the loss
                 seen.losses[name] = function(outputs, labels, num_items_in_batch=count)
+        with suppress(Exception):
+            seen.shifts["the loss"] = shifts_read(
+                lambda labels: function(seen.outputs, labels, num_items_in_batch=seen.count),
+                seen.labels,
+                _read(function, seen.outputs, seen.labels),
+            )
+
+
+def _read(function: Any, outputs: Any, labels: Any) -> list[Any]:
+    """What a loss or reducer may read: the outputs, and the hidden states of its source."""
+    function = function.loss if isinstance(function, WatchedLoss) else function
+    source = getattr(function, "keywords", {}).get("source")
+    rows = len(next(leaves(labels)))
+    return [outputs] if source is None else [outputs, source.read(outputs, rows)[0]]
 
 
 def _variations(seen: Look) -> dict[str, tuple[Any, Labels, Any]]:
@@ -150,6 +173,13 @@ def _evaluate(seen: Look) -> None:
     with seen.stage("reducer"):
         reducer = trainer.preprocess_logits_for_metrics
         seen.reduced = seen.logits if reducer is None else reducer(seen.logits, seen.eval_labels)
+    with suppress(Exception):
+        seen.shifts["the reducer"] = shifts_read(
+            lambda labels: seen.logits if reducer is None else reducer(seen.logits, labels),
+            seen.eval_labels,
+            _read(reducer, seen.logits, seen.eval_labels),
+            by_place=hasattr(seen.metric, "directions"),  # metrics of this project never shift
+        )
     if seen.reduced is not None and seen.eval_labels is not None and not by_position(seen.metric):
         with seen.stage("metric"):
             seen.scores = _scores(seen, batch)

@@ -7,6 +7,7 @@ A finding is a function of what the batch showed: it yields facts, and problems 
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import regression
 from ..alignment import IGNORED
+from ..terms import STATISTICS, plain_name
+from ..training import WatchedLoss
+from ._shifts import leaves
 from ._trainer_look import Look, by_position, look
 
 # As in pyproject.toml: those in between divide every gradient by the accumulation steps once more.
@@ -120,18 +125,58 @@ def releases(seen: Look) -> Findings:
 # --- batch, count and loss -------------------------------------------------------------------------------------------
 
 
+def decoder_inputs(seen: Look) -> Findings:
+    """An encoder-decoder gets decoder inputs: it cannot make them of labels it does not see."""
+    given = {"decoder_input_ids", "decoder_inputs_embeds"} & {*seen.batch}
+    if seen.trainer.compute_loss_func is not None and seen.batch and _is_encoder_decoder(seen) and not given:
+        yield Finding(
+            "no decoder_input_ids: the model fails, or is trained to repeat its source",
+            "wrap the collator in lossfns.collators.with_decoder_inputs(collator, model)",
+        )
+
+
 def raised(seen: Look) -> Findings:
     """What was raised on the way."""
     advice = {
         "batch": "the collator and the dataset have to give a batch: see the message",
         "forward": "the model has to take this batch without its labels, which the Trainer gives to the loss alone",
-        "loss": "the loss has to fit this model and these labels: see the message",
+        "loss": _loss_cure(seen) or "the loss has to fit this model and these labels: see the message",
         "evaluation": "the model has to take this batch in evaluation: see the message",
         "reducer": "preprocess_logits_for_metrics has to fit what reaches it: see the message",
-        "metric": "compute_metrics has to fit what the reducer returns: see the message",
+        "metric": _metric_cure(seen) or "compute_metrics has to fit what the reducer returns: see the message",
     }
+    if next(decoder_inputs(seen), None) is not None:
+        advice |= dict.fromkeys(("forward", "evaluation"), "add the decoder inputs first")
     for stage, message in seen.errors.items():
         yield Finding(f"{stage} raised {message}", advice[stage])
+
+
+def _loss_cure(seen: Look) -> str | None:
+    """Of a function that is no loss: a term, or one that does not take the count."""
+    try:
+        taken = inspect.signature(seen.trainer.compute_loss_func).parameters
+    except (TypeError, ValueError):
+        return None
+    if "num_items_in_batch" in taken or any(option.kind is option.VAR_KEYWORD for option in taken.values()):
+        return None
+    ids = seen.label_ids
+    tokens = "causal_lm_loss" if ids is not None and ids.ndim == 2 else "classification_loss"
+    own = {"outcome": "multi_label_loss", **dict.fromkeys(regression.STATISTICS, "regression_loss")}
+    for statistic, loss in (own | dict.fromkeys(STATISTICS, tokens)).items():
+        if statistic in taken:
+            name = plain_name(seen.trainer.compute_loss_func)
+            return f"{name} is a term, which a loss takes: compute_loss_func=partial({loss}, term={name})"
+    return "a loss takes (outputs, labels, num_items_in_batch=None)"
+
+
+def _metric_cure(seen: Look) -> str | None:
+    """Of a function that makes a metric and was not called."""
+    metric = seen.trainer.compute_metrics
+    if not inspect.isfunction(metric):
+        return None
+    made = inspect.signature(metric).return_annotation
+    is_maker = getattr(made, "__name__", made) == "Metric"
+    return f"{metric.__name__} makes a metric: call it, compute_metrics={metric.__name__}(...)" if is_maker else None
 
 
 def labels(seen: Look) -> Findings:
@@ -188,7 +233,7 @@ def count(seen: Look) -> Findings:
     ids = seen.label_ids
     if ids is not None and ids.ndim == 2 and seen.trainer.args.world_size == 1 and _same(seen, "first"):
         every, scored = int((ids != IGNORED).sum()), int((ids[:, 1:] != IGNORED).sum())
-        if number == every != scored:
+        if number == every != scored and seen.right_shift != 0:  # otherwise the shift is wrong, not the count
             yield Finding(
                 f"the loss reads {scored} labels and is divided by {every}: this class is counted unshifted",
                 "wrap the collator in lossfns.collators.mask_first_label",
@@ -209,6 +254,43 @@ def loss(seen: Look) -> Findings:
         yield Finding(f"the loss of this batch is {value.item():.4g}")
 
 
+def shift(seen: Look) -> Findings:
+    """Loss and reducer read the logit that predicts a label: the one that has seen it always knows."""
+    right = seen.right_shift
+    for who, read in seen.shifts.items():
+        if right is None or not read or right in read:
+            continue
+        why = (
+            "the labels are the inputs: the logit 1 before"
+            if right
+            else "the inputs there hide the label: its own logit"
+        )
+        yield Finding(
+            f"{who} reads the logit {_places(read)} each label (shift={max(read)}), but {why} predicts it",
+            _shift_cure(seen, who, right),
+        )
+    both = [read for read in seen.shifts.values() if read]
+    if right is None and len(both) == 2 and not both[0] & both[1]:
+        yield Finding(
+            " and ".join(f"{who} reads the logit {_places(read)} each label" for who, read in seen.shifts.items()),
+            "give both the same shift: 1 for a causal model, 0 for any other",
+        )
+
+
+def _places(read: set[int]) -> str:
+    return f"{max(read)} before" if max(read) else "at"
+
+
+def _shift_cure(seen: Look, who: str, right: int) -> str:
+    if who == "the reducer":
+        return f"preprocess_logits_for_metrics=partial(reducers.sample_sums, shift={right}), or of the reducer you use"
+    if right == 1:
+        return "a causal model: causal_lm_loss, or shift=1"
+    if _is_encoder_decoder(seen):
+        return "encoder-decoder: seq2seq_lm_loss, and shift=0 in the reducer"
+    return "masked_lm_loss, or shift=0; where the collator shifts labels of a causal model, leave that to the loss"
+
+
 def label_smoothing(seen: Look) -> Findings:
     """The Trainer's own smoothing is not silently ignored."""
     factor = seen.trainer.args.label_smoothing_factor
@@ -220,22 +302,22 @@ def label_smoothing(seen: Look) -> Findings:
         )
 
 
+def training_metrics(seen: Look) -> Findings:
+    """What a watched loss measures is logged."""
+    from .._callback import TrainingLog
+
+    loss, callbacks = seen.trainer.compute_loss_func, seen.trainer.callback_handler.callbacks
+    attached = [callback.metrics for callback in callbacks if isinstance(callback, TrainingLog)]
+    if isinstance(loss, WatchedLoss) and all(metrics is not loss.metrics for metrics in attached):
+        yield Finding("what watch(loss, metrics) measures is never logged", "metrics.attach(trainer)")
+
+
 def auxiliary_loss(seen: Look) -> Findings:
     """The balancing term of a mixture of experts is not dropped."""
     if "auxiliary" in seen.losses and _same(seen, "auxiliary"):
         yield Finding(
             "the model computes an aux_loss, and the loss leaves it out",
             'with_auxiliary(loss, "aux_loss", model.config.router_aux_loss_coef), or output_router_logits=False',
-        )
-
-
-def decoder_inputs(seen: Look) -> Findings:
-    """An encoder-decoder gets decoder inputs: it cannot make them of labels it does not see."""
-    given = {"decoder_input_ids", "decoder_inputs_embeds"} & {*seen.batch}
-    if seen.trainer.compute_loss_func is not None and seen.batch and _is_encoder_decoder(seen) and not given:
-        yield Finding(
-            "no decoder_input_ids: the model fails, or is trained to repeat its source",
-            "wrap the collator in lossfns.collators.with_decoder_inputs(collator, model)",
         )
 
 
@@ -315,6 +397,21 @@ def reducer(seen: Look) -> Findings:
         yield Finding(message, fix or "return tensors, batch first")
 
 
+def probabilities(seen: Look) -> Findings:
+    """No softmax over labels that hold side by side."""
+    labels = seen.eval_labels
+    if not isinstance(labels, Tensor) or labels.ndim != 2 or labels.shape[1] < 2:
+        return
+    several = bool(((labels == 0) | (labels == 1)).all()) and bool((labels.sum(1) != 1).any())
+    for part in leaves(seen.reduced) if several else ():
+        shares = part.shape == labels.shape and part.is_floating_point() and bool((part >= 0).all())
+        if shares and torch.allclose(part.double().sum(1), torch.ones(len(part), dtype=torch.float64), atol=1e-3):
+            yield Finding(
+                "the probabilities of a row sum to 1, but several of its labels may hold, or none",
+                "preprocess_logits_for_metrics=partial(reducers.probabilities, multi_label=True)",
+            )
+
+
 def memory(seen: Look) -> Findings:
     """What is kept of the whole evaluation set."""
     args = seen.trainer.args
@@ -338,7 +435,8 @@ def scores(seen: Look) -> Findings:
     if seen.scores is None:
         return
     if not isinstance(seen.scores, Mapping):
-        yield Finding(f"compute_metrics returns a {type(seen.scores).__name__}", "return a dict of floats")
+        fix = _metric_cure(seen) or "return a dict of floats"
+        yield Finding(f"compute_metrics returns a {type(seen.scores).__name__}", fix)
         return
     yield Finding(f"scores {', '.join(seen.scores) or 'nothing'}")
     for name, value in seen.scores.items():
@@ -430,18 +528,21 @@ def processes(seen: Look) -> Findings:
 CHECKS: tuple[Callable[[Look], Findings], ...] = (
     packages,
     releases,
+    decoder_inputs,
     raised,
     labels,
     padding,
     count,
     loss,
+    shift,
     label_smoothing,
+    training_metrics,
     auxiliary_loss,
-    decoder_inputs,
     logits,
     metric_runs,
     kept_outputs,
     reducer,
+    probabilities,
     memory,
     scores,
     best_model,
@@ -514,11 +615,7 @@ def _described(tree: Any) -> str:
 
 
 def _bytes(tree: Any) -> int:
-    if isinstance(tree, Tensor):
-        return tree.numel() * tree.element_size()
-    if isinstance(tree, (Mapping, tuple, list)):
-        return sum(map(_bytes, tree.values() if isinstance(tree, Mapping) else tree))
-    return 0
+    return sum(part.numel() * part.element_size() for part in leaves(tree))
 
 
 def _size(number: float) -> str:

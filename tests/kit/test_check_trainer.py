@@ -14,13 +14,27 @@ import tokenizers
 import torch
 import transformers
 
-from lossfns import causal_lm_loss, classification_loss, hidden_states, masked_lm_loss, seq2seq_lm_loss, with_auxiliary
-from lossfns.collators import mask_first_label, with_extras
+from lossfns import (
+    TrainingMetrics,
+    asymmetric,
+    causal_lm_loss,
+    classification_loss,
+    focal,
+    hidden_states,
+    huber,
+    masked_lm_loss,
+    multi_label_loss,
+    seq2seq_lm_loss,
+    token_classification_loss,
+    watch,
+    with_auxiliary,
+)
+from lossfns.collators import mask_first_label, with_decoder_inputs, with_extras
 from lossfns.testing import check_trainer
 from lossfns.testing import trainer as checks
 from lossfns.testing.__main__ import main
-from metrics import bootstrap, build, by_group, classification, dispatch, language_modeling
-from reducers import argmax, sample_sums
+from metrics import Metric, bootstrap, build, by_group, classification, dispatch, language_modeling, multi_label
+from reducers import argmax, probabilities, sample_sums
 from tests import tiny
 from tests.contract.probes import skip_unless_counted
 from tests.recipes.test_recipes import COMMON, SMALL, module_of
@@ -55,19 +69,81 @@ def seq2seq(**changes):
         "eval_rows": tiny.lm_rows(6, 1),
         "collator": tiny.pad_seq2seq,
     }
-    return tiny.trainer(tiny.model("t5"), ROWS, **(settings | changes))
+    return tiny.trainer(tiny.model("t5"), **({"rows": ROWS} | settings | changes))
+
+
+def masked(**changes):
+    settings = {
+        "loss": masked_lm_loss,
+        "reducer": partial(sample_sums, shift=0),
+        "metric": language_modeling(),
+        "eval_rows": tiny.masked_rows(6),
+    }
+    return tiny.trainer(tiny.model("bert_mlm"), tiny.masked_rows(8), **(settings | changes))
+
+
+def several_labels(**changes):
+    """Labels that hold side by side."""
+    rows = [row | {"labels": torch.tensor([1.0, place % 2, 0])} for place, row in enumerate(tiny.class_rows(8))]
+    settings = {
+        "rows": rows,
+        "eval_rows": rows,
+        "loss": multi_label_loss,
+        "reducer": partial(probabilities, multi_label=True),
+        "metric": multi_label(3),
+    }
+    return classes(**(settings | changes))
+
+
+def tagging(**changes):
+    settings = {"loss": token_classification_loss, "reducer": partial(argmax, shift=0), "metric": HITS}
+    return tiny.trainer(
+        tiny.model("bert_token"), tiny.token_rows(8), eval_rows=tiny.token_rows(6), **(settings | changes)
+    )
 
 
 # --- right set-ups ---------------------------------------------------------------------------------------------------
 
 
-def with_hidden_states():
+def with_hidden_states(**options):
     model = tiny.model("llama")
     source = hidden_states(model)
     return causal(
-        model, loss=partial(causal_lm_loss, source=source), reducer=partial(SUMS, source=source), collator=tiny.pad
+        model,
+        loss=partial(causal_lm_loss, source=source, **options),
+        reducer=partial(SUMS, source=source, **options),
+        collator=tiny.pad,
     )
 
+
+def attached():
+    training = TrainingMetrics()
+    trainer = causal(loss=watch(causal_lm_loss, training, token_accuracy="correct"))
+    training.attach(trainer)
+    return trainer
+
+
+def labels_ahead(rows):
+    """Labels that the collator has shifted."""
+    batch = tiny.pad(rows)
+    return batch | {"labels": torch.nn.functional.pad(batch["labels"][:, 1:], (0, 1), value=-100)}
+
+
+def ids_of_logits(logits, labels):
+    return logits.argmax(-1)
+
+
+def shifted_accuracy(prediction):
+    return {"score": float((prediction.predictions[:, :-1] == prediction.label_ids[:, 1:]).mean())}
+
+
+def hits_and_rows(predictions, labels):
+    return {"hits": (predictions == labels).sum(1), "rows": np.ones(len(labels))}
+
+
+HITS = Metric(
+    statistics=hits_and_rows, score=lambda sums: {"hits": sums["hits"] / sums["rows"]}, directions={"hits": True}
+)
 
 RIGHT = {
     "causal": causal,
@@ -75,14 +151,9 @@ RIGHT = {
     "counted unshifted": lambda: causal("gpt2", collator=mask_first_label(tiny.pad)),
     "hidden states": with_hidden_states,
     "classification": classes,
-    "masked": lambda: tiny.trainer(
-        tiny.model("bert_mlm"),
-        tiny.masked_rows(8),
-        masked_lm_loss,
-        reducer=partial(sample_sums, shift=0),
-        metric=language_modeling(),
-        eval_rows=tiny.masked_rows(6),
-    ),
+    "masked": masked,
+    "several labels": several_labels,
+    "tagging": tagging,
     "seq2seq": seq2seq,
     "experts": lambda: causal(
         tiny.model("mixtral", output_router_logits=True), loss=with_auxiliary(causal_lm_loss, "aux_loss", 0.02)
@@ -114,6 +185,12 @@ RIGHT = {
         arguments_class=transformers.Seq2SeqTrainingArguments,
         predict_with_generate=True,
     ),
+    "a metric that shifts": lambda: causal(reducer=ids_of_logits, metric=shifted_accuracy),
+    "predicted ids": lambda: causal(reducer=partial(argmax, shift=1), metric=HITS),
+    "shifted by the collator": lambda: causal(
+        collator=labels_ahead, loss=partial(causal_lm_loss, shift=0), reducer=partial(sample_sums, shift=0)
+    ),
+    "watched": attached,
     "an iterable set": lambda: causal(rows=Endless(), max_steps=1),
 }
 
@@ -265,6 +342,41 @@ MISTAKES = {
     "experts without their term": (
         lambda: causal(tiny.model("mixtral", output_router_logits=True)), "auxiliary loss", "with_auxiliary"
     ),
+    "a loss without a shift": (lambda: causal(loss=masked_lm_loss), "shift", "the loss reads the logit at each label"),
+    "a loss of shift 0": (lambda: causal(loss=partial(causal_lm_loss, shift=0)), "shift", "or shift=1"),
+    "a loss that shifts twice": (lambda: causal(loss=partial(causal_lm_loss, shift=2)), "shift", "2 before each label"),
+    "a reducer without a shift": (
+        lambda: causal(reducer=partial(sample_sums, shift=0)), "shift", "the reducer reads the logit at each label"
+    ),
+    "a reducer that shifts twice": (lambda: causal(reducer=partial(sample_sums, shift=2)), "shift", "2 before"),
+    "ids without a shift": (lambda: causal(reducer=partial(argmax, shift=0), metric=HITS), "shift", "shift=1"),
+    "hidden states without a shift": (lambda: with_hidden_states(shift=0), "shift", "at each label"),
+    "hidden states shifted twice": (lambda: with_hidden_states(shift=2), "shift", "2 before each label"),
+    "labels shifted by the collator too": (lambda: causal(collator=labels_ahead), "shift", "leave that to the loss"),
+    "the model's own loss, and no shift": (
+        lambda: causal(loss=None, reducer=partial(sample_sums, shift=0)), "shift", "shift=1"
+    ),
+    "a shift for masked tokens": (lambda: masked(loss=causal_lm_loss), "shift", "masked_lm_loss"),
+    "a shift for a decoder with inputs of its own": (lambda: seq2seq(loss=causal_lm_loss), "shift", "seq2seq_lm_loss"),
+    "two shifts": (lambda: tagging(reducer=partial(argmax, shift=1)), "shift", "the same shift"),
+    "watched, not attached": (
+        lambda: causal(loss=watch(causal_lm_loss, TrainingMetrics(), hits="correct")), "training metrics", "attach("
+    ),
+    "a term for a loss": (
+        lambda: causal(loss=focal), "raised", "focal is a term, which a loss takes: compute_loss_func=partial(causal_lm"
+    ),
+    "a term of many labels for a loss": (
+        lambda: several_labels(loss=asymmetric), "raised", "partial(multi_label_loss, term=asymmetric)"
+    ),
+    "a term of regression for a loss": (lambda: classes(loss=huber), "raised", "partial(regression_loss, term=huber)"),
+    "a loss without the count": (lambda: causal(loss=lambda outputs, labels: 0), "raised", "num_items_in_batch=None"),
+    "a metric that was not called": (
+        lambda: causal(metric=language_modeling), "raised", "compute_metrics=language_modeling("
+    ),
+    "an option for the rows": (lambda: classes(metric=classification), "raised", "compute_metrics=classification("),
+    "one label among several": (
+        lambda: several_labels(reducer=probabilities, metric=own_metric), "probabilities", "multi_label=True"
+    ),
     "no decoder inputs": (lambda: seq2seq(collator=tiny.pad), "decoder inputs", "with_decoder_inputs"),
     "a plain tuple": (lambda: causal(PlainTuple(), loss=lambda *_, **__: torch.ones(())), "logits", "ModelOutput"),
     "no logits": (lambda: causal(NoLogits()), "logits", "hidden_states(model)"),
@@ -313,6 +425,33 @@ def test_mistakes_are_found(make, check, message, capsys):
 
 def test_there_are_twenty_and_more():
     assert len(MISTAKES) >= 20
+
+
+def test_labels_of_an_encoder_decoder_are_not_masked_to_silence_the_count():
+    unmasked = tiny.lm_rows(8, prompt=False)
+    trainer = seq2seq(
+        rows=unmasked, loss=causal_lm_loss, collator=with_decoder_inputs(tiny.pad, tiny.model("t5")), reducer=SUMS
+    )
+    report = check_trainer(trainer)
+    assert [name for name, _ in report.problems] == ["shift", "shift"]
+    assert "mask_first_label" not in str(report)
+
+
+def test_the_cause_stands_before_what_it_raised():
+    (cause, _), *rest = check_trainer(seq2seq(collator=tiny.pad)).problems
+    assert cause == "decoder inputs"
+    assert {finding.fix for _, finding in rest} == {"add the decoder inputs first"}
+
+
+def test_a_shift_is_told_by_the_values_and_nothing_stays_changed():
+    trainer = causal()
+    kept = []
+    trainer.preprocess_logits_for_metrics = lambda logits, labels: kept.append(logits.clone()) or SUMS(logits, labels)
+    assert check_trainer(trainer).problems == ()
+    first, *others = kept
+    assert len(others) == 4
+    assert torch.equal(first, others[0])
+    assert [int((other != first).any(-1).sum()) for other in others[1:]] == [1, 1, 1]
 
 
 def problems(trainer, check):
@@ -482,6 +621,28 @@ def test_command_needs_the_right_columns(folder, tmp_path):
     tmp_path.joinpath("rows.csv").write_text("words,class\ngood,1\n")
     with pytest.raises(SystemExit, match="words, class"):
         main([str(folder), str(tmp_path / "rows.csv")])
+
+
+@pytest.mark.parametrize(
+    ("model", "file", "message"),
+    [
+        ("model", "missing.csv", "missing.csv: there is no such file"),
+        ("model", "rows.npz", "rows.npz: neither a folder nor one of .txt"),
+        ("model", "broken.jsonl", "broken.jsonl: "),
+        ("nowhere", "lines.txt", "nowhere: "),
+        ("model", "lines.txt", "model: "),
+    ],
+)
+def test_command_says_in_one_line_what_it_cannot_read(model, file, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tmp_path.joinpath("model").mkdir()
+    tmp_path.joinpath("rows.npz").touch()
+    tmp_path.joinpath("broken.jsonl").write_text("{")
+    tmp_path.joinpath("lines.txt").write_text("a line\n")
+    with pytest.raises(SystemExit) as stopped:
+        main([model, file])
+    assert str(stopped.value.code).startswith(message)
+    assert "\n" not in stopped.value.code
 
 
 def test_command_knows_its_models(folder, tmp_path):
