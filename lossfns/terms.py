@@ -11,13 +11,13 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial, reduce
-from operator import add
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .alignment import as_numbers
 from .normalization import accumulator_dtype
 
 Term = Callable[..., Tensor]
@@ -71,7 +71,7 @@ def smoothed_cross_entropy(
     """
     check_smoothing(label_smoothing)
     # Not lerp, whose difference of the two would be NaN for a label that is ruled out.
-    return (1 - label_smoothing) * -log_prob + label_smoothing * (log_normalizer - mean_logit)
+    return torch.add((label_smoothing - 1) * log_prob, log_normalizer - mean_logit, alpha=label_smoothing)
 
 
 def focal(log_prob: Tensor, *, gamma: float = 2.0) -> Tensor:
@@ -331,8 +331,10 @@ class Combined:
     classes: int | None = None
 
     def __call__(self, **given: Tensor) -> Tensor:
-        parts = [term(**{name: given[name] for name in names}) for term, names in self._bound]
-        values = reduce(add, [p if w == 1.0 else w * p for w, p in zip(self.weights, parts, strict=True)])
+        first, *others = [term(**{name: given[name] for name in names}) for term, names in self._bound]
+        values = first if self.weights[0] == 1.0 else self.weights[0] * first
+        for weight, part in zip(self.weights[1:], others, strict=True):
+            values = torch.add(values, part, alpha=weight)  # one node of the graph, not two
         if self.factor is None:
             return values
         weights = self.factor(**{name: given[name] for name in self._factor_names}).to(values.dtype)
@@ -404,7 +406,7 @@ def token_weighted(term: Term) -> Combined:
         tensor([1., 1.])
     """
     parameters(term)
-    return Combined((term,), (1.0,), _token_weight, _classes([term]))
+    return Combined((term,), (1.0,), token_weights, _classes([term]))
 
 
 def class_weighted(term: Term, weights: ClassValues) -> Combined:
@@ -427,23 +429,27 @@ def class_weighted(term: Term, weights: ClassValues) -> Combined:
     """
     parameters(term)
     table = class_table(weights, "class weights", smallest=0.0)
-    return Combined((term,), (1.0,), partial(_class_weight, table=table), _classes([term], table.numel()))
+    return Combined((term,), (1.0,), partial(class_weights, table=table), _classes([term], table.numel()))
 
 
 def sequence_averaged(term: Term) -> Combined:
     """The term times the extra `sequence_share`, one over the number of items in the item's sequence."""
-    return Combined((term,), (1.0,), _sequence_share, _classes([term]))
+    return Combined((term,), (1.0,), sequence_share, _classes([term]))
 
 
-def _token_weight(token_weights: Tensor) -> Tensor:
+# Factors have the names that a reader of a message knows.
+def token_weights(token_weights: Tensor) -> Tensor:
+    """The weight of each item."""
     return token_weights
 
 
-def _sequence_share(sequence_share: Tensor) -> Tensor:
+def sequence_share(sequence_share: Tensor) -> Tensor:
+    """One over the number of items in each item's sequence."""
     return sequence_share
 
 
-def _class_weight(labels: Tensor, *, table: Tensor) -> Tensor:
+def class_weights(labels: Tensor, *, table: Tensor) -> Tensor:
+    """The weight of each item's class."""
     return table.to(labels.device, accumulator_dtype(labels.device), non_blocking=True)[labels]
 
 
@@ -453,11 +459,11 @@ def class_table(values: ClassValues, name: str, *, smallest: float = -math.inf) 
     Raises:
         ValueError: not one finite number of at least `smallest` a class.
     """
-    table = torch.as_tensor(values, dtype=torch.float64, device="cpu").detach()
-    if table.ndim != 1 or not bool(torch.isfinite(table).all()) or bool((table < smallest).any()):
+    table = as_numbers(values, dtype=torch.float64, device="cpu")
+    if table is None or table.ndim != 1 or not bool(torch.isfinite(table).all()) or bool((table < smallest).any()):
         at_least = "" if smallest == -math.inf else f" >= {smallest:g}"
         raise ValueError(f"{name} must be one finite number{at_least} a class, shape (C,), got {values!r}")
-    return table
+    return table.detach()
 
 
 def summands(term: Term) -> tuple[Combined, ...]:
@@ -502,11 +508,12 @@ def parameters(term: Term, extras: Iterable[str] | None = None, known: Sequence[
         known: what the loss gives to a term.
 
     Raises:
-        TypeError: the term has `*args`, `**kwargs` or positional-only parameters, binds what is given, has an option of
-            the name of an extra, or asks for a name that is neither known nor among the extras.
+        TypeError: the term has `*args`, `**kwargs` or positional-only parameters, binds what is given or is no option,
+            has an option of the name of an extra, or asks for a name that is neither known nor among the extras.
     """
     extras = None if extras is None else set(extras)
     names = []
+    check_options(term)
     called = term.forward if isinstance(term, nn.Module) else term
     for parameter in inspect.signature(called).parameters.values():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
@@ -533,6 +540,23 @@ def parameters(term: Term, extras: Iterable[str] | None = None, known: Sequence[
         else:
             names.append(parameter.name)
     return tuple(names)
+
+
+def check_options(function: Callable[..., Any]) -> None:
+    """Raise TypeError where a partial binds an option that its function does not have."""
+    if not isinstance(function, partial):
+        return
+    taken = inspect.signature(function.func).parameters.values()
+    unknown = function.keywords.keys() - {parameter.name for parameter in taken}
+    if unknown and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken):
+        options = [
+            parameter.name
+            for parameter in taken
+            if parameter.kind is parameter.KEYWORD_ONLY or parameter.default is not parameter.empty
+        ]
+        raise TypeError(
+            f"{name_of(function.func)} has no option {min(unknown)!r}; options: {', '.join(options) or 'none'}"
+        )
 
 
 def name_of(term: Term) -> str:
