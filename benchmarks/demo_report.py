@@ -5,6 +5,7 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from benchmarks.demo_classification import Run
 from benchmarks.demo_language import EVAL_ROWS, EVAL_TOKENS, Way
@@ -45,6 +46,7 @@ def picture(ways: list[Way], path: Path) -> Path:
     _draw_bars(peaks, [way.peak for way in ways], "Peak memory")
     _draw_bars(kept, [way.kept for way in ways], "Predictions kept")
     kept.set_xscale("log", subs=[])
+    kept.xaxis.set_major_locator(LogLocator(numticks=99))  # otherwise it leaves out every other power of ten
     kept.set_xlim(100, 200 * max(way.kept for way in ways))
     kept.tick_params(axis="x", labelbottom=False)
     kept.set_xlabel("each line is ten times more")

@@ -6,12 +6,15 @@ import re
 import sys
 from pathlib import Path
 from statistics import median
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 
-from benchmarks import charts, harness, hidden, leads, losses, peers, scale
+from benchmarks import charts, demo_report, harness, hidden, leads, losses, peers, scale
+from benchmarks.demo_language import Way
 from benchmarks.harness import Result
 from benchmarks.leads import Comparison, Lead
 from benchmarks.losses import OVER, OWN, STOCK, Loss
@@ -286,3 +289,15 @@ def test_pictures_are_the_same_bytes_for_the_same_results(peer_rows, tmp_path):
         once, again = ((tmp_path / folder / charts.FOLDER / name).read_bytes() for folder in ("once", "again"))
         assert once == again
     assert charts.shown("peers", [result(peer_rows)])[0] == "![peers, memory](charts/peers-memory.svg)"
+
+
+def test_the_demo_draws_a_line_at_every_power_of_ten(tmp_path):
+    kept = (10**9, 10**5, 1000, 1000, 200)
+    ways = [Way(str(place), {}, size, 10**9, 1.0, ([0.0], [10**9])) for place, size in enumerate(kept)]
+    with mock.patch.object(Figure, "savefig", autospec=True) as save:
+        demo_report.picture(ways, tmp_path / "demo.png")
+    (figure, *_), _ = save.call_args
+    (axes,) = (axes for axes in figure.axes if axes.get_xscale() == "log")
+    lines = [line for line in axes.get_xticks() if line <= 200 * kept[0]]
+    assert lines[1:] == pytest.approx([10 * line for line in lines[:-1]])
+    assert len(lines) > 8

@@ -260,13 +260,9 @@ def shift(seen: Look) -> Findings:
     for who, read in seen.shifts.items():
         if right is None or not read or right in read:
             continue
-        why = (
-            "the labels are the inputs: the logit 1 before"
-            if right
-            else "the inputs there hide the label: its own logit"
-        )
+        where = "the inputs, predicted by the logits 1 before" if right else "hidden there, predicted by their own"
         yield Finding(
-            f"{who} reads the logit {_places(read)} each label (shift={max(read)}), but {why} predicts it",
+            f"{who} reads the logit {_places(read)} each label (shift={max(read)}), but the labels are {where}",
             _shift_cure(seen, who, right),
         )
     both = [read for read in seen.shifts.values() if read]

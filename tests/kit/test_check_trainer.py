@@ -29,7 +29,7 @@ from lossfns import (
     watch,
     with_auxiliary,
 )
-from lossfns.collators import mask_first_label, with_decoder_inputs, with_extras
+from lossfns.collators import keep_supervised_logits, mask_first_label, with_decoder_inputs, with_extras
 from lossfns.testing import check_trainer
 from lossfns.testing import trainer as checks
 from lossfns.testing.__main__ import main
@@ -190,6 +190,8 @@ RIGHT = {
     "shifted by the collator": lambda: causal(
         collator=labels_ahead, loss=partial(causal_lm_loss, shift=0), reducer=partial(sample_sums, shift=0)
     ),
+    "supervised logits alone": lambda: causal(collator=keep_supervised_logits(tiny.pad)),
+    "padded on the left": lambda: causal(collator=tiny.pad_left),
     "watched": attached,
     "an iterable set": lambda: causal(rows=Endless(), max_steps=1),
 }
