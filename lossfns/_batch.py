@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,6 +13,20 @@ from .alignment import widened
 
 Batch = dict[str, Any]
 Collator = Callable[[list[Any]], Batch]
+
+
+@dataclass(frozen=True)
+class Wrapper:
+    """What every wrapper has: the collator inside."""
+
+    collator: Collator
+
+    def __post_init__(self) -> None:
+        if not callable(self.collator):
+            raise TypeError(
+                f"a wrapper takes a data collator, not a {type(self.collator).__name__}: data_collator="
+                "mask_first_label(collator), as an example, and not data_collator=mask_first_label"
+            )
 
 
 def collated(collator: Collator, features: list[Any]) -> Batch:

@@ -6,6 +6,7 @@ transformers 5.10), whatever they are: the labels of a loss, or one 0 for each u
 
 from __future__ import annotations
 
+import difflib
 import functools
 import re
 from collections.abc import Iterable, Sequence
@@ -17,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ._batch import Batch, Collator, batch_labels, collated
-from .alignment import IGNORED, check_shift, scored_places, split_labels
+from ._batch import Batch, Collator, Wrapper, batch_labels, collated
+from .alignment import IGNORED, as_numbers, check_shift, scored_places, split_labels
 from .normalization import MARKERS
 
 COUNTED_SINCE = (5, 10)
@@ -27,10 +28,9 @@ DECODERS_COUNTED_SINCE = (5, 15)
 
 
 @dataclass(frozen=True)
-class WithExtras:
+class WithExtras(Wrapper):
     """See `with_extras`."""
 
-    collator: Collator
     names: tuple[str, ...]
     shift: int | None
 
@@ -42,8 +42,10 @@ class WithExtras:
         made = {name: _safe(batch[name]) for name in self.names if name in batch}
         missing = sorted({*self.names} - {*columns, *made})
         if missing:
+            close = difflib.get_close_matches(missing[0], features[0], n=1)
+            hint = f"did you mean {close[0]!r}? Extras" if close else "extras"
             raise ValueError(
-                f"no {missing} among the columns {sorted(features[0])}: extras are columns of the dataset, and stay so "
+                f"no {missing} among the columns {sorted(features[0])}: {hint} are columns of the dataset, and stay so "
                 "only with TrainingArguments(remove_unused_columns=False)"
             )
         extras = made | {name: _like_labels(column, name, rest, batch) for name, column in columns.items()}
@@ -71,7 +73,7 @@ def with_extras(collator: Collator, names: Iterable[str], *, shift: int | None =
         integers and bool.
 
     Raises:
-        TypeError: names are not strings.
+        TypeError: names are not strings; in the call: an extra is no number.
         ValueError: `shift` is no number of places; in the call: an extra is missing or does not fit the labels, no
             shift, or the collator does not pad.
         ImportError: in the call: transformers is older than 5.10, whose Trainer does not count a dict of labels.
@@ -92,10 +94,9 @@ def with_extras(collator: Collator, names: Iterable[str], *, shift: int | None =
 
 
 @dataclass(frozen=True)
-class CountSequences:
+class CountSequences(Wrapper):
     """See `count_sequences`."""
 
-    collator: Collator
     shift: int
 
     def __call__(self, features: list[Any]) -> Batch:
@@ -136,10 +137,9 @@ def count_sequences(collator: Collator, *, shift: int) -> CountSequences:
 
 
 @dataclass(frozen=True)
-class CountPairs:
+class CountPairs(Wrapper):
     """See `count_pairs`."""
 
-    collator: Collator
     shift: int
 
     def __call__(self, features: list[Any]) -> Batch:
@@ -186,10 +186,8 @@ def count_pairs(collator: Collator, *, shift: int) -> CountPairs:
 
 
 @dataclass(frozen=True)
-class MaskSequenceStarts:
+class MaskSequenceStarts(Wrapper):
     """See `mask_sequence_starts`."""
-
-    collator: Collator
 
     def __call__(self, features: list[Any]) -> Batch:
         batch = collated(self.collator, features)
@@ -298,7 +296,7 @@ def _shifted(labels: Tensor, shift: int | None) -> Tensor:
 
 def _like_labels(column: Sequence[Any], name: str, rows: Sequence[Any], batch: Batch) -> Tensor:
     """An extra column as one tensor: `(B,)`, or `(B, S, ...)` with each value at the place of its label."""
-    values = [torch.as_tensor(value) for value in column]
+    values = [extra_numbers(value, name) for value in column]
     shapes = {value.shape[1:] if value.ndim else None for value in values}
     if shapes == {None}:
         return _safe(torch.stack(values))
@@ -318,12 +316,24 @@ def _like_labels(column: Sequence[Any], name: str, rows: Sequence[Any], batch: B
     return _safe(placed)
 
 
+def extra_numbers(value: Any, name: str) -> Tensor:
+    """One row's value of an extra column as a tensor.
+
+    Raises:
+        TypeError: it is no number, nor an array of them.
+    """
+    found = as_numbers(value)
+    if found is None:
+        raise TypeError(f"the extra '{name}' must be numbers, got a {type(value).__name__}, {value!r:.80}")
+    return found
+
+
 def _ends(values: Sequence[Tensor], rows: Sequence[Any], batch: Batch, ids: Tensor, packed: bool) -> list[int] | None:
     """Where each row ends in the batch, found by its labels, or by its inputs where the collator makes the labels."""
     for key, padded in (("labels", ids), ("input_ids", batch.get("input_ids"))):
         if not isinstance(padded, Tensor) or padded.shape != ids.shape or not all(key in row for row in rows):
             continue
-        own = [torch.as_tensor(row[key]) for row in rows]
+        own = [extra_numbers(row[key], key) for row in rows]
         if [value.shape[:1] for value in values] != [row.shape for row in own]:
             continue
         own = [torch.cat(own)] if packed else own

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._batch import Batch, Collator, batch_labels, collated
-from ._label_dicts import label_dict, one_each
+from ._batch import Batch, Collator, Wrapper, batch_labels, collated
+from ._label_dicts import extra_numbers, label_dict, one_each
 from .alignment import check_shift, scored_places
 from .normalization import MARKERS
 
@@ -17,10 +17,9 @@ CHOSEN, REJECTED = "chosen", "rejected"
 
 
 @dataclass(frozen=True)
-class StackPairs:
+class StackPairs(Wrapper):
     """See `stack_pairs`."""
 
-    collator: Collator
     shift: int | None
 
     def __call__(self, features: list[Any]) -> Batch:
@@ -28,7 +27,7 @@ class StackPairs:
         rows = [row[CHOSEN] for row in features] + [row[REJECTED] for row in features]
         batch = collated(self.collator, rows)
         extras = {
-            name: torch.stack([torch.as_tensor(row[name]) for row in features])
+            name: torch.stack([extra_numbers(row[name], name) for row in features])
             for name in features[0]
             if name not in (CHOSEN, REJECTED)
         }
@@ -69,6 +68,7 @@ def stack_pairs(collator: Collator, *, shift: int | None = None) -> StackPairs:
         where something is beside them; inputs: `(2 n, ...)`. A pair is counted if both of its rows have a target.
 
     Raises:
+        TypeError: in the call: what is beside a pair is no number.
         ValueError: in the call: an item is no pair, the labels are not `(2 n, S)`, no shift.
         ImportError: as for `with_extras`, where labels or extras come in a dict.
 

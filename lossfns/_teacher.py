@@ -17,6 +17,7 @@ from ._soft_labels import SUM_TOLERANCE
 from .alignment import check_logits, select_logits
 from .hidden import HiddenStates
 from .normalization import accumulator_dtype
+from .terms import check_options
 
 Divergence = Callable[[Tensor, Tensor], Tensor]
 
@@ -47,6 +48,7 @@ class Comparison:
     @torch.no_grad()
     def check(self, like: Tensor) -> None:
         """Try the divergence on a made-up token, so that it raises before a logit is read or overwritten."""
+        check_options(self.divergence)
         classes = self.teacher.compared(like.shape[-1])
         even = torch.full((1, classes), -math.log(classes), dtype=compute_dtype(like.dtype), device=like.device)
         self._values(even, even)
@@ -188,10 +190,11 @@ def open_teacher(
 
 def _top(extras: Mapping[str, Tensor], like: Tensor, rows: Rows) -> TopTeacher:
     ids, log_probs = extras[IDS], extras.get(LOG_PROBS)
-    if log_probs is None or log_probs.shape != ids.shape or ids.is_floating_point():
+    if log_probs is None or log_probs.shape != ids.shape or ids.is_floating_point() or ids.dtype == torch.bool:
         given = "none" if log_probs is None else f"{log_probs.dtype} {tuple(log_probs.shape)}"
         raise ValueError(
-            f"'{IDS}' needs '{LOG_PROBS}' of its shape beside it: got {ids.dtype} {tuple(ids.shape)} and {given}"
+            f"'{IDS}' are integers and need '{LOG_PROBS}' of their shape beside them: got {ids.dtype} "
+            f"{tuple(ids.shape)} and {given}"
         )
     ids, log_probs = (_fitting(tensor, name, like, rows) for tensor, name in ((ids, IDS), (log_probs, LOG_PROBS)))
     theirs = beside(rows, like.shape[1], ids.shape[1]).on_device

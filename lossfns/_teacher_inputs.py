@@ -6,16 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ._batch import Batch, Collator, collated
+from ._batch import Batch, Collator, Wrapper, collated
 from ._label_dicts import WithExtras, with_extras
 from ._teacher import PREFIX
 
 
 @dataclass(frozen=True)
-class CopyInputs:
+class CopyInputs(Wrapper):
     """Copies inputs of the model under the names of the teacher's."""
 
-    collator: Collator
     names: tuple[str, ...]
 
     def __call__(self, features: list[Any]) -> Batch:

@@ -274,8 +274,17 @@ def check_range(targets: Tensor, classes: int, ignore_index: int = IGNORED) -> N
     smallest, largest = torch.stack(targets.aminmax()).tolist()
     if smallest < 0 or largest >= classes:
         wrong = smallest if smallest < 0 else largest
+        more = f"A class more? Say num_labels={wrong + 1} of the model, num_classes={wrong + 1} of counts. "
         raise ValueError(
             f"label {wrong} is out of range: there are {classes} classes, so labels must be 0 to {classes - 1}, "
-            f"or {ignore_index} where nothing is predicted. Another ignored id (255, pad) is mapped by "
-            f"lossfns.collators.replace_labels(collator, {{{wrong}: {ignore_index}}})"
+            f"or {ignore_index} where nothing is predicted. {more if wrong > 0 else ''}Another ignored id (255, pad) "
+            f"is mapped by lossfns.collators.replace_labels(collator, {{{wrong}: {ignore_index}}})"
         )
+
+
+def as_numbers(values: Any, **kind: Any) -> Tensor | None:
+    """`torch.as_tensor(values, **kind)`; None where these are no numbers, or rows of several lengths."""
+    try:
+        return torch.as_tensor(values, **kind)
+    except (TypeError, ValueError, RuntimeError):
+        return None

@@ -15,7 +15,7 @@ from ._linear import is_linear
 from ._notes import current_notes
 from .alignment import Labels, Outputs, check_shift, scored_places, split_labels
 from .normalization import MARKERS, NumItems, item_count
-from .terms import name_of, plain_name, weighted_sum
+from .terms import check_options, name_of, plain_name, weighted_sum
 
 Loss = Callable[..., Tensor]
 
@@ -63,7 +63,7 @@ def add_losses(parts: Mapping[str, tuple[float, Loss]]) -> AddedLosses:
         A loss; picklable if its parts are.
 
     Raises:
-        TypeError: a part is not such a pair.
+        TypeError: a part is not such a pair, or a loss has no such option.
         ValueError: a weight is not finite; a part other than the last that reads the logits has
             `overwrite_logits=True`.
 
@@ -79,6 +79,7 @@ def add_losses(parts: Mapping[str, tuple[float, Loss]]) -> AddedLosses:
             raise TypeError(f"part '{name}' must be (weight, loss), as in (0.5, causal_lm_loss), got {part!r}")
         if not math.isfinite(part[0]):
             raise ValueError(f"the weight of part '{name}' must be finite, got {part[0]}")
+        check_options(part[1])
     calls = _merged([Call((name,), float(weight), loss) for name, (weight, loss) in parts.items()])
     for call in calls[:-1]:
         if _options(call.loss).get("overwrite_logits"):
@@ -189,6 +190,7 @@ def with_auxiliary(loss: Loss, field: str, weight: float, *, shift: int = 1) -> 
         A loss; picklable if `loss` is.
 
     Raises:
+        TypeError: the loss has no such option.
         ValueError: in the call: the outputs have no such term.
 
     Example:
@@ -199,6 +201,7 @@ def with_auxiliary(loss: Loss, field: str, weight: float, *, shift: int = 1) -> 
         tensor(2.3863)
     """
     check_shift(shift)
+    check_options(loss)
     return WithAuxiliary(loss, field, weight, shift)
 
 

@@ -1,6 +1,6 @@
 """Wrappers around any data collator that put into the batch what a loss, a reducer or the Trainer's count needs.
 
-Each of them raises TypeError, in the call, where the collator inside returns no dict.
+Each of them raises TypeError where what it wraps is no function, and in the call where that returns no dict.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._batch import Batch, Collator, batch_labels, collated, described
+from ._batch import Batch, Collator, Wrapper, batch_labels, collated, described
 from ._label_dicts import count_pairs, count_sequences, mask_sequence_starts, misses_first_labels, with_extras
 from ._pairs import stack_pairs
 from ._teacher_inputs import teacher_inputs
@@ -35,10 +35,8 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class MaskFirstLabel:
+class MaskFirstLabel(Wrapper):
     """See `mask_first_label`."""
-
-    collator: Collator
 
     def __call__(self, features: list[Any]) -> Batch:
         batch = collated(self.collator, features)
@@ -73,10 +71,9 @@ def mask_first_label(collator: Collator) -> MaskFirstLabel:
 
 
 @dataclass(frozen=True)
-class ReplaceLabels:
+class ReplaceLabels(Wrapper):
     """See `replace_labels`."""
 
-    collator: Collator
     replacements: Mapping[int, int]
 
     def __call__(self, features: list[Any]) -> Batch:
@@ -116,10 +113,8 @@ def replace_labels(collator: Collator, replacements: Mapping[int, int]) -> Repla
 
 
 @dataclass(frozen=True)
-class MaskMissing:
+class MaskMissing(Wrapper):
     """See `mask_missing`."""
-
-    collator: Collator
 
     def __call__(self, features: list[Any]) -> Batch:
         batch = collated(self.collator, features)
@@ -151,10 +146,8 @@ def mask_missing(collator: Collator) -> MaskMissing:
 
 
 @dataclass(frozen=True)
-class KeepSupervisedLogits:
+class KeepSupervisedLogits(Wrapper):
     """See `keep_supervised_logits`."""
-
-    collator: Collator
 
     def __call__(self, features: list[Any]) -> Batch:
         _refuse_dispatched_batches()
@@ -218,10 +211,8 @@ def _refuse_dispatched_batches() -> None:
 
 
 @dataclass(frozen=True)
-class PackSpans:
+class PackSpans(Wrapper):
     """See `pack_spans`."""
-
-    collator: Collator
 
     def __call__(self, features: list[Any]) -> Batch:
         batch = collated(self.collator, features)
@@ -259,10 +250,9 @@ def pack_spans(collator: Collator) -> PackSpans:
 
 
 @dataclass(frozen=True)
-class WithDecoderInputs:
+class WithDecoderInputs(Wrapper):
     """See `with_decoder_inputs`."""
 
-    collator: Collator
     start: int
     pad: int
 

@@ -20,7 +20,7 @@ from ._rows import compute_dtype
 from .alignment import IGNORED, Labels, Outputs, Selector, check_ids, check_logits, select_logits, split_labels
 from .normalization import NumItems, divide, item_count
 from .sources import FromLogits, label_loss
-from .terms import cross_entropy
+from .terms import check_options, cross_entropy
 
 Pair = tuple[Tensor, Tensor]
 Mining = Callable[[Tensor, Tensor, Tensor, float], Tensor]  # see `batch_hard`
@@ -68,7 +68,7 @@ def clip_loss(
     found = check_logits(select(outputs) if select is not None else _named(outputs, "logits_per_text"))
     if found.ndim != 2 or found.shape[0] != found.shape[1]:
         raise ValueError(f"similarities must be (batch, batch), got {tuple(found.shape)}")
-    places, ids = _counted(labels, found)
+    places, ids = _partners(labels, found)
     return _matching(found[places][:, places], ids, num_items_in_batch, symmetric=True)
 
 
@@ -115,7 +115,7 @@ def info_nce_loss(
     queries, keys = map(check_logits, select(outputs))
     if queries.ndim != 2 or queries.shape != keys.shape:
         raise ValueError(f"queries {tuple(queries.shape)} and keys {tuple(keys.shape)} must be (batch, size) both")
-    places, ids = _counted(labels, queries)
+    places, ids = _partners(labels, queries)
     with autocast_off(queries.device):
         units = [F.normalize(side[places].to(compute_dtype(side.dtype)), dim=-1) for side in (queries, keys)]
         similarities = units[0] @ units[1].T / temperature
@@ -130,11 +130,13 @@ def _named(outputs: Outputs, name: str) -> Tensor:
     return found
 
 
-def _counted(labels: Labels | None, samples: Tensor) -> tuple[Tensor, Tensor]:
+def _partners(labels: Labels | None, samples: Tensor) -> tuple[Tensor | slice, Tensor | None]:
+    """As `_counted`; without labels all count, and all differ."""
+    return (slice(None), None) if labels is None else _counted(labels, samples)
+
+
+def _counted(labels: Labels, samples: Tensor) -> tuple[Tensor, Tensor]:
     """Places of the samples that count, and what tells them apart, `(n,)` each on the device of `samples`."""
-    if labels is None:
-        everyone = torch.arange(len(samples), device=samples.device)
-        return everyone, everyone
     ids = _only_ids(labels)
     check_ids(ids)
     if ids.shape != samples.shape[:1]:
@@ -154,14 +156,15 @@ def _only_ids(labels: Labels) -> Tensor:
     return ids
 
 
-def _matching(similarities: Tensor, ids: Tensor, num_items_in_batch: NumItems, *, symmetric: bool) -> Tensor:
+def _matching(similarities: Tensor, ids: Tensor | None, num_items_in_batch: NumItems, *, symmetric: bool) -> Tensor:
     """Cross-entropy of the diagonal, by rows, or by rows and columns; what counts as the same is no negative."""
-    if not len(ids):
+    if not len(similarities):
         nothing = similarities.flatten().to(compute_dtype(similarities.dtype))
         return divide(nothing, item_count(num_items_in_batch, 0, similarities.device))
-    targets = torch.arange(len(ids))
-    same = (ids[:, None] == ids).fill_diagonal_(False)
-    similarities = similarities.masked_fill(same, -torch.inf)
+    targets = torch.arange(len(similarities))
+    if ids is not None:
+        same = (ids[:, None] == ids).fill_diagonal_(False)
+        similarities = similarities.masked_fill(same, -torch.inf)
     if symmetric:
         similarities, targets = torch.cat([similarities, similarities.T]), targets.repeat(2)
         num_items_in_batch = None if num_items_in_batch is None else 2 * num_items_in_batch
@@ -251,7 +254,7 @@ def triplet_loss(
 
     Raises:
         ValueError: labels are missing or do not fit the embeddings, as in `clip_loss`; the margin is not positive.
-        TypeError: labels are not integers, or the mining does not return one cost an anchor.
+        TypeError: labels are not integers, or the mining does not return one cost an anchor or has no such option.
 
     Source:
         See `batch_hard` and `semi_hard`.
@@ -263,6 +266,7 @@ def triplet_loss(
     """
     if not margin > 0:
         raise ValueError(f"margin must be positive, got {margin}")
+    check_options(mining)
     ids = _only_ids(labels)
     embeddings = select_logits(outputs, ids, select)
     if embeddings.ndim != 2:

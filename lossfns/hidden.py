@@ -132,8 +132,8 @@ class HiddenStates:
 
     def remove(self) -> None:
         """Take the hooks off: the model returns all its logits again."""
-        for handle in self._handles:
-            handle.remove()
+        while self._handles:
+            self._handles.pop().remove()
         self._decoded = self._forward = None
 
     def __enter__(self) -> HiddenStates:
@@ -188,9 +188,15 @@ class HiddenStates:
             rows: samples in the batch.
 
         Raises:
-            RuntimeError: no forward of this model came before, or these are the outputs of another one.
+            RuntimeError: no forward of this model came before, these are the outputs of another one, or the source was
+                removed.
             ValueError: the head and its config do not give the model's own logits, or the head is sharded.
         """
+        if not self._handles:
+            raise RuntimeError(
+                f"{self!r} was removed, and keeps no hidden states any more: remove it after the last evaluation, or "
+                "give the Trainer a new one"
+            )
         latest, logits = self._forward, select_logits(outputs, None)
         if latest is None or latest.hidden.shape[0] != rows or not latest.gave(logits):
             seen = "no forward" if latest is None else "another forward"

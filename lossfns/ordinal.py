@@ -12,7 +12,7 @@ from ._linear import linear_in_term
 from ._soft_labels import binary_loss
 from .alignment import IGNORED, Labels, Outputs, Selector, check_ids, check_range, select_logits, split_labels
 from .normalization import NumItems, item_count
-from .terms import Term, cross_entropy
+from .terms import Term, check_options, cross_entropy
 
 Levels = Callable[[Tensor, int], Tensor]
 
@@ -91,7 +91,7 @@ def ordinal_loss(
 
     Raises:
         ValueError: labels are missing, out of range or of another shape.
-        TypeError: labels are not integers; the term asks for something unknown.
+        TypeError: labels are not integers; the term asks for something unknown; levels have no such option.
 
     Source:
         See `coral_levels` and `corn_levels`.
@@ -100,6 +100,7 @@ def ordinal_loss(
         >>> ordinal_loss(torch.zeros(1, 3), torch.tensor([1]), levels=corn_levels)
         tensor(1.3863)
     """
+    check_options(levels)
     ids, extras = split_labels(labels)
     logits = select_logits(outputs, ids, select)
     check_ids(ids)

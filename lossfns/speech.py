@@ -40,7 +40,7 @@ def ctc_loss(
 
     Raises:
         ValueError: labels are missing, out of range, blank or of another shape; a row has too few frames.
-        TypeError: labels are not integers.
+        TypeError: labels or lengths are not integers.
 
     Source:
         Graves, Fernandez, Gomez, Schmidhuber: Connectionist Temporal Classification (2006).
@@ -89,7 +89,7 @@ def _labels_and_frames(logits: Tensor, labels: Tensor, extras: dict[str, Tensor]
     most = logits.shape[1]
     lengths = torch.full(labels.shape[:1], most, device=labels.device)
     if extras:
-        lengths = extras["input_lengths"].to(labels.device, torch.int64, non_blocking=True)
+        lengths = whole_lengths(extras["input_lengths"]).to(labels.device, torch.int64, non_blocking=True)
     host, frames = on_host(labels, lengths)
     if frames.shape != labels.shape[:1] or bool(((frames < 0) | (frames > most)).any()):
         raise ValueError(
@@ -97,6 +97,13 @@ def _labels_and_frames(logits: Tensor, labels: Tensor, extras: dict[str, Tensor]
             f"{frames.tolist()}; model._get_feat_extract_output_lengths(samples) tells them from audio samples"
         )
     return host, frames
+
+
+def whole_lengths(lengths: Tensor) -> Tensor:
+    """Return the lengths, or raise TypeError where they are no integers and would be rounded."""
+    if lengths.dtype == torch.bool or lengths.is_floating_point() or lengths.is_complex():
+        raise TypeError(f"input_lengths must be integers, not {lengths.dtype}: the frames of each row")
+    return lengths
 
 
 def _check_labels(targets: Tensor, classes: int, blank: int) -> None:

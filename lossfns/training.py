@@ -15,7 +15,7 @@ from ._notes import Notes, taking
 from .alignment import Labels, Outputs
 from .auxiliary import AddedLosses, Call, Loss, added
 from .normalization import NumItems, accumulator_dtype
-from .terms import name_of, summands
+from .terms import check_options, name_of, summands
 
 # What the Trainer writes into the same line, and the beginnings by which reporters tell evaluations apart.
 RESERVED = ("loss", "grad_norm", "learning_rate", "epoch", "step", "num_input_tokens_seen")
@@ -170,6 +170,7 @@ def watch(loss: Loss, metrics: TrainingMetrics, /, **columns: str) -> WatchedLos
         A loss; picklable if `loss` is.
 
     Raises:
+        TypeError: the loss has no such option.
         ValueError: no such column, or a name that the Trainer uses; in the call: the loss measures no such thing, or
             two parts have one name.
 
@@ -180,6 +181,7 @@ def watch(loss: Loss, metrics: TrainingMetrics, /, **columns: str) -> WatchedLos
         watch(causal_lm_loss, token_accuracy='correct', top_5_accuracy='correct_top_5')
     """
     fields_of(columns.values())
+    check_options(loss)
     _check_names(list(columns))
     return WatchedLoss(loss, metrics, tuple(columns.items()))
 

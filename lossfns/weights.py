@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .alignment import IGNORED, check_ids, check_range
+from .alignment import IGNORED, as_numbers, check_ids, check_range
 from .terms import ClassValues, class_table
 
 
@@ -106,6 +106,7 @@ def balanced_pos_weight(labels: Any, *, num_classes: int) -> Tensor:
         the labels is not 1.
 
     Raises:
+        TypeError: labels are not numbers.
         ValueError: another shape or value, or a class that is nowhere present or nowhere absent.
 
     Source:
@@ -116,7 +117,7 @@ def balanced_pos_weight(labels: Any, *, num_classes: int) -> Tensor:
         >>> balanced_pos_weight([[1, 0], [0, 1], [0, -100]], num_classes=2)
         tensor([2., 1.], dtype=torch.float64)
     """
-    rows = [torch.as_tensor(row, dtype=torch.float64, device="cpu") for row in labels]
+    rows = [_numbers(row, dtype=torch.float64, device="cpu") for row in labels]
     known = torch.tensor([0.0, 1.0, IGNORED], dtype=torch.float64)
     if not all(row.shape == (num_classes,) and bool(torch.isin(row, known).all()) for row in rows):
         raise ValueError(f"labels must be 1, 0 or {IGNORED}, {num_classes} a sample, shape (N, {num_classes})")
@@ -158,12 +159,23 @@ def ldam_margins(counts: ClassValues, *, max_margin: float = 0.5) -> Tensor:
 def _flat(labels: Any) -> Tensor:
     """Labels in any container as one 1-D tensor on the host; rows of a sequence may differ in length."""
     if hasattr(labels, "__array__"):
-        return torch.as_tensor(labels).detach().cpu().flatten()
+        return _numbers(labels).flatten()
     rows = list(labels)
-    if rows and not torch.as_tensor(rows[0]).ndim:
-        return torch.as_tensor(rows)
-    parts = [torch.as_tensor(row).detach().cpu().flatten() for row in rows if len(row)]
+    if rows and not _numbers(rows[0]).ndim:
+        return _numbers(rows)
+    parts = [_numbers(row).flatten() for row in rows if len(row)]
     return torch.cat(parts or [torch.empty(0, dtype=torch.int64)])
+
+
+def _numbers(values: Any, **kind: Any) -> Tensor:
+    """Labels as a tensor on the host."""
+    found = as_numbers(values, **kind)
+    if found is None:
+        raise TypeError(
+            f"labels must be numbers in a tensor, an array or a list, and a {type(values).__name__} of something else "
+            'came. Of a dataset pass the column, dataset["label"]'
+        )
+    return found.detach().cpu()
 
 
 def _present(labels: Any, num_classes: int) -> Tensor:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lossfns.terms import check_options
+
 from ._reduce import Labels, Logits, Reduced, Reducer, batch_rows, check_rows
 
 
@@ -37,7 +39,7 @@ def combine(**reducers: Reducer) -> Combination:
         A picklable reducer.
 
     Raises:
-        TypeError: nothing given, or not callable.
+        TypeError: nothing given, not callable, or bound to an option that the reducer does not have.
 
     Example:
         >>> import torch
@@ -50,4 +52,5 @@ def combine(**reducers: Reducer) -> Combination:
     for name, reducer in reducers.items():
         if not callable(reducer):
             raise TypeError(f"combine({name}=...) takes a function of (logits, labels), not {type(reducer).__name__}")
+        check_options(reducer)
     return Combination(tuple(reducers.items()))

@@ -41,10 +41,9 @@ def segmentation_counts(logits: Logits, labels: Labels, *, select: Selector | No
         tensor([[0, 1, 0, 2]])
     """
     ids = label_ids(labels)
-    if ids is None or ids.ndim != 3:
-        raise ValueError(
-            f"labels of pixels are (batch, height, width); got {None if ids is None else tuple(ids.shape)}"
-        )
+    if ids is None or ids.ndim != 3 or not ids.shape[1:].numel():
+        given = None if ids is None else tuple(ids.shape)
+        raise ValueError(f"labels of pixels are (batch, height, width), at least one in each image; got {given}")
     found = select_logits(logits, ids, select)
     if found.ndim != 4 or len(found) != len(ids):
         raise ValueError(f"expected logits ({len(ids)}, classes, height, width), got {tuple(found.shape)}")

@@ -19,7 +19,7 @@ def spans(logits: Logits, labels: Labels, *, top_n: int = 20, max_length: int = 
     """The best spans of each window: start at or before end, no longer than a limit, by the sum of both logits.
 
     Nothing else of the logits is kept. Rows are searched one at a time, so that what is needed is S x `max_length`
-    scores. Among equal scores the earlier start, then the earlier end.
+    scores. Among equal scores the earlier start, then the earlier end. A span whose score is NaN or -inf is none.
 
     Args:
         logits: what the Trainer hands over: start and end logits `(B, S)`, a tuple or a dict that begins with both.
@@ -63,6 +63,7 @@ def _best(start: Tensor, end: Tensor, top_n: int, width: int) -> tuple[Tensor, T
     """Starts, ends and scores of the best spans of one row, `(top_n,)` each."""
     last = F.pad(end, (0, width - 1), value=-torch.inf).unfold(0, width, 1)
     scores = (start[:, None] + last).flatten()
+    scores = scores.masked_fill(scores.isnan(), -torch.inf)  # sorting would put NaN first
     best, order = (part[:top_n] for part in scores.sort(descending=True, stable=True))
     missing, there = (0, top_n - len(order)), best > -torch.inf
     starts = order.div(width, rounding_mode="floor")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lossfns.alignment import IGNORED, Selector, check_ids, check_shift, scored_places, select_logits
+from lossfns.speech import whole_lengths
 
 from ._reduce import Labels, Logits, label_ids
 
@@ -146,7 +147,7 @@ def ctc_greedy(logits: Logits, labels: Labels, *, blank: int = 0, select: Select
 
     Raises:
         ValueError: logits of another shape, a blank outside the vocabulary, lengths that are not one a row.
-        TypeError: no logits.
+        TypeError: no logits, or lengths that are not integers.
 
     Source:
         Graves, Fernandez, Gomez, Schmidhuber: Connectionist Temporal Classification (2006), section 3.2.
@@ -166,7 +167,7 @@ def ctc_greedy(logits: Logits, labels: Labels, *, blank: int = 0, select: Select
     # Frames that were added across ranks hold nothing but -100.
     kept &= ~(found == IGNORED).all(-1)
     if isinstance(labels, Mapping) and "input_lengths" in labels:
-        lengths = torch.as_tensor(labels["input_lengths"], device=best.device)
+        lengths = whole_lengths(torch.as_tensor(labels["input_lengths"], device=best.device))
         if lengths.shape != best.shape[:1]:
             raise ValueError(f"input_lengths must be one a row, ({len(best)},), got {tuple(lengths.shape)}")
         kept &= torch.arange(best.shape[1], device=best.device) < lengths[:, None]

@@ -298,7 +298,7 @@ def test_a_longer_teacher_stands_at_the_right():
 REFUSED = {
     "no teacher": ({"labels": LABELS}, {}, "needs one teacher, but none came"),
     "two teachers": (dense() | top(TEACHER, 2), {}, "teacher_logits and teacher_ids came"),
-    "no log-probs": ({"labels": LABELS, "teacher_ids": LABELS[..., None]}, {}, "needs 'teacher_log_probs'"),
+    "no log-probs": ({"labels": LABELS, "teacher_ids": LABELS[..., None]}, {}, "need 'teacher_log_probs'"),
     "shorter": (dense(TEACHER[:, 3:]), {}, "do not fit the student's logits"),
     "other rows": (dense(TEACHER[:1]), {}, "do not fit the student's logits"),
     "ids out of range": (top(TEACHER, 2) | {"teacher_ids": torch.full((2, 5, 2), V)}, {}, "go from 7 to 7.*7 classes"),
