@@ -93,7 +93,10 @@ def check_probabilities(probabilities: Array, shape: tuple[int, ...], *, softmax
     if probabilities.dtype.kind != "f":
         raise TypeError(f"probabilities must be floats; {describe(probabilities)} came")
     if probabilities.shape != shape:
-        raise ValueError(f"probabilities have shape {probabilities.shape}; the labels ask for {shape}")
+        raise ValueError(
+            f"probabilities have shape {probabilities.shape}; the labels ask for {shape}, where the last number is "
+            "num_classes, and has to be the model's num_labels"
+        )
     scored = probabilities[where]
     problem = ""
     if not ((scored >= 0) & (scored <= 1 + SLACK)).all():
@@ -145,6 +148,6 @@ def chosen(entries: Array, where: Array) -> Array:
 def _check_range(what: str, ids: Array, num_classes: int, hint: str) -> None:
     if ids.size and not 0 <= ids.min() <= ids.max() < num_classes:
         raise ValueError(
-            f"{what} go from {ids.min()} to {ids.max()}, and there are {num_classes} classes, 0 to {num_classes - 1}; "
-            f"{hint}"
+            f"{what} go from {ids.min()} to {ids.max()}, and there are {num_classes} classes (num_classes), 0 to "
+            f"{num_classes - 1}; {hint}"
         )

@@ -47,6 +47,8 @@ DIRECTIONS: dict[str, bool | None] = {
 CALIBRATION_BINS = 15
 # As in scikit-learn: the logarithm of a probability below this is that of this.
 SMALLEST = np.finfo(np.float64).eps
+# A softmax is known by rows that sum to 1 but for rounding in float32: by how many, without a class that is sure.
+TELLING, SURE, ROUNDING = 4, 0.99, 1e-5
 RANKING_REASON = "ROC-AUC and average precision rank each sample among all; ranking=False leaves them out"
 
 
@@ -279,7 +281,7 @@ def _counts_of_cells(cells: Array, num_classes: int) -> Columns:
     if cells.shape[1:] != (num_classes**2,) or (cells.size and not cells.min() >= 0):
         raise ValueError(
             f"the column 'confusion' has shape {cells.shape}, numbers from {cells.min(initial=0)}: it must hold counts "
-            f"(B, {num_classes**2}), true class x predicted class in rows of {num_classes}, as "
+            f"(B, {num_classes**2}), true class x predicted class in rows of num_classes={num_classes}, as "
             "reducers.confusion_counts returns"
         )
     return confusion.counts_of(cells.reshape(-1, num_classes, num_classes))._asdict()
@@ -355,18 +357,36 @@ def label_pairs(probabilities: Array, labels: Any, num_classes: int) -> tuple[Ar
 
     Raises:
         TypeError: labels are not one array.
-        ValueError: a label is not 0, 1 or -100, or these are no probabilities of the labels' shape.
+        ValueError: a label is not 0, 1 or -100, or these are no probabilities of the labels' shape, or of one label a
+            sample where the labels are not.
     """
     if not isinstance(labels, np.ndarray):
         raise TypeError(f"labels must be one array (B, {num_classes}); a {type(labels).__name__} came")
     if labels.shape[1:] != (num_classes,) or not np.isin(labels, (0, 1, IGNORED)).all():
         raise ValueError(
             f"labels of shape {labels.shape} and dtype {labels.dtype} came: they must be 0, 1, or -100 where not "
-            f"known, (B, {num_classes})"
+            f"known, (B, {num_classes}), where {num_classes} is num_classes, and has to be the model's num_labels"
         )
     known, actual = labels != IGNORED, labels == 1
     check_probabilities(probabilities, labels.shape, softmax=False, where=known)
+    _refuse_softmax(probabilities[known.all(1)], actual[known.all(1)])
     return known, actual
+
+
+def _refuse_softmax(probabilities: Array, actual: Array) -> None:
+    """Refuse rows (B, C) of one distribution each, where the labels are not one a sample.
+
+    One label a sample may be scored so. Sigmoids sum to 1 by chance, where each is all but 0 or 1, or in pairs of a
+    head that is still 0; several rows of anything else do not.
+    """
+    telling = (probabilities.max(-1, initial=0) < SURE) & (probabilities != 0.5).any(-1)
+    if telling.sum() < TELLING or (actual.sum(-1) == 1).all():
+        return
+    if (abs(probabilities.sum(-1, dtype=np.float64) - 1) < ROUNDING).all():
+        raise ValueError(
+            "all rows of 'probabilities' sum to 1, and the labels are not one a sample: these are a softmax over the "
+            "classes. What returns a probability for each label is partial(reducers.probabilities, multi_label=True)"
+        )
 
 
 def _label_pairs(predictions: Any, labels: Any, num_classes: int) -> tuple[Array, Array, Array]:

@@ -55,6 +55,7 @@ class Metric:
             can't be computed on some of them.
         by_draw: whether a sample may count several times, or stand beside its own of another run.
         num_samples: how many samples an evaluation has; a result over another number raises.
+        counted_by: what says so, the option that the message names.
 
     Raises:
         TypeError: `num_samples` is not an integer.
@@ -78,6 +79,7 @@ class Metric:
     by_position: bool = False
     by_draw: bool = True
     num_samples: int | None = None
+    counted_by: str = "num_samples"
     _running: dict[bool, _Totals] = field(default_factory=dict, init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -229,6 +231,11 @@ class Metric:
     def _check_rows(self, rows: int, *, last: bool) -> None:
         if self.num_samples is None or rows == self.num_samples or (rows < self.num_samples and not last):
             return
+        if self.counted_by != "num_samples":
+            raise ValueError(
+                f"{self.counted_by} has {self.num_samples} values, and {rows} samples came: one for each sample of the "
+                "dataset evaluated, in its order"
+            )
         raise ValueError(
             f"{rows} rows came, and an evaluation has num_samples={self.num_samples}. If one broke off before: its "
             "rows are forgotten now, evaluate again. If not: num_samples is the length of the dataset evaluated "
@@ -267,9 +274,11 @@ def build(*metrics: Metric, num_samples: int | None = None, **named: Metric) -> 
         if (key := _keys.collision(directions, own)) is not None:
             raise ValueError(f"two metrics return {key!r}: name one of them, as build(first, other=second)")
         directions |= own
-    counts = [count for count in (num_samples, *(metric.num_samples for _, metric in parts)) if count is not None]
-    if any(count != counts[0] for count in counts):
-        raise ValueError(f"one evaluation has one number of samples; num_samples was given as {counts}")
+    given = [("num_samples", num_samples), *((metric.counted_by, metric.num_samples) for _, metric in parts)]
+    counts = [(name, count) for name, count in given if count is not None]
+    if any(count != counts[0][1] for _, count in counts):
+        shown = ", ".join(f"{count} by {name}" for name, count in counts)
+        raise ValueError(f"one evaluation has one number of samples; it was given as {shown}")
     shared = {_identity(metric): metric for _, metric in parts}
     places = list(shared)
     reasons = dict.fromkeys(metric.whole for _, metric in parts if metric.whole)
@@ -282,7 +291,8 @@ def build(*metrics: Metric, num_samples: int | None = None, **named: Metric) -> 
         summands=_JoinedSummands(summands) if any(summands) else None,
         by_position=any(metric.by_position for _, metric in parts),
         by_draw=all(metric.by_draw for _, metric in parts),
-        num_samples=counts[0] if counts else None,
+        num_samples=counts[0][1] if counts else None,
+        counted_by=counts[0][0] if counts else "num_samples",
     )
 
 
@@ -405,6 +415,7 @@ def _added(left: _Totals, right: _Totals) -> _Totals:
 def _name(function: Any) -> str:
     """Return a name without the address in memory that `repr` gives a function."""
     if isinstance(function, partial):
-        options = [*map(repr, function.args), *(f"{name}={value!r}" for name, value in function.keywords.items())]
+        given = [_name(value) if callable(value) else repr(value) for value in function.args]
+        options = [*given, *(f"{name}={value!r}" for name, value in function.keywords.items())]
         return f"partial({', '.join([_name(function.func), *options])})"
     return getattr(function, "__qualname__", None) or repr(function)

@@ -1,5 +1,7 @@
 """Which scores are better when they are greater, for `TrainingArguments`."""
 
+import difflib
+import re
 from typing import TypedDict
 
 from . import _keys
@@ -31,6 +33,12 @@ DIRECTIONS: dict[str, bool | None] = {
 }
 
 
+# What the Trainer writes beside the scores of a metric.
+LOSS = re.compile("(eval_(.+_)?)?loss")
+# How many scores a message names.
+SHOWN = 12
+
+
 class BestModelKwargs(TypedDict):
     """The two arguments of `TrainingArguments` that choose the best checkpoint."""
 
@@ -46,7 +54,7 @@ def best_model_kwargs(key: str, metric: Metric | None = None) -> BestModelKwargs
 
     Args:
         key: a score, as "perplexity", "eval_perplexity", or with the name given to `build` or the name of a dataset
-            before it, as "lm_perplexity".
+            before it, as "lm_perplexity"; or the Trainer's own "loss", "eval_loss", "eval_{dataset}_loss".
         metric: where to look the key up; None: among the metrics of this package.
 
     Returns:
@@ -62,8 +70,13 @@ def best_model_kwargs(key: str, metric: Metric | None = None) -> BestModelKwargs
     directions = DIRECTIONS if metric is None else metric.directions
     entry = _keys.find(key, directions, prefixed=True)
     greater = None if entry is None else directions[entry]
+    if entry is None and LOSS.fullmatch(key):
+        greater = False
     if greater is None:
         problem = "is not known" if entry is None else "has no better or worse"
-        known = ", ".join(name for name, direction in directions.items() if direction is not None)
-        raise ValueError(f"the score {key!r} {problem}; the best model can be chosen by {known}")
+        known = ["loss", *(name for name, direction in directions.items() if direction is not None)]
+        close = difflib.get_close_matches(key.removeprefix("eval_"), known)
+        shown = ", ".join(known[:SHOWN]) + (f" and {len(known) - SHOWN} more" if len(known) > SHOWN else "")
+        hint = f"did you mean {', '.join(close)}?" if close else f"the best model can be chosen by {shown}"
+        raise ValueError(f"the score {key!r} {problem}; {hint}")
     return {"metric_for_best_model": key, "greater_is_better": greater}

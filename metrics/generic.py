@@ -54,12 +54,13 @@ def by_group(metric: Metric, groups: Sequence[Any], *, labels: Sequence[Any] | N
     _check_divisible(metric)
     names, places = np.unique([str(group) for group in groups], return_inverse=True)
     return Metric(
-        statistics=metric.statistics if labels is None else partial(_ordered, metric.statistics),
+        statistics=metric.statistics if labels is None else partial(ordered, metric.statistics),
         score=_GroupScores(metric, tuple(names.tolist()), places, None if labels is None else digests(labels)),
         directions={f"{key}/{name}": better for key, better in metric.directions.items() for name in names},
         whole="groups belong to the rows of the whole evaluation",
         by_position=True,
         num_samples=len(groups),
+        counted_by="groups",
     )
 
 
@@ -97,6 +98,7 @@ def bootstrap(metric: Metric, *, n: int = 1000, unit: Sequence[Any] | None = Non
         whole="the bootstrap draws from the rows of the whole evaluation",
         by_position=unit is not None,
         num_samples=metric.num_samples if unit is None else len(unit),
+        counted_by=metric.counted_by if unit is None else "unit",
     )
 
 
@@ -141,13 +143,19 @@ def compare(
     _check_drawn(metric, n)
     if not np.array_equal(_label_digests(first), _label_digests(second)):
         raise ValueError("the two runs have different labels: predict on the same dataset, in the same order")
-    own, origin = metric.about(metric.columns(first), {})
-    runs = [own, metric.about(metric.columns(second), origin)[0]]
+    runs = [metric.columns(first), metric.columns(second)]
     if runs[0].keys() != runs[1].keys():
         columns = " and ".join(", ".join(run) for run in runs)
         raise ValueError(f"the predictions of the two runs give different columns, {columns}: use one reducer for both")
-    sample = _sample(metric, {(side, name): run[name] for side, run in enumerate(runs) for name in run}, unit)
-    rows = {name: _stack([sample.columns[0, name], sample.columns[1, name]]) for name in runs[0]}
+    # Each side is counted from the origin of its own run, because predictions may lie far apart.
+    origins = [metric.about(run, {})[1] for run in runs] if metric.summands else [{}]
+    about = [[metric.about(run, origin)[0] for run in runs] for origin in origins]
+    drawn_from = {(o, s, name): run[name] for o, pair in enumerate(about) for s, run in enumerate(pair) for name in run}
+    sample = _sample(metric, drawn_from, unit)
+    rows = [
+        {name: _stack([sample.columns[origin, side, name] for side in (0, 1)]) for name in pair[0]}
+        for origin, pair in enumerate(about)
+    ]
     scores = partial(_pair_scores, metric, rows, sample)
     generator, counts = np.random.default_rng(seed), sample.counts
     observed = scores([(counts[None], np.zeros_like(counts)[None])])
@@ -184,7 +192,7 @@ def labels_from(metric: Metric, column: str) -> Metric:
         0.5
     """
     check_metric(metric)
-    return replace(metric, statistics=partial(_with_labels, metric.statistics, column))
+    return replace(metric, statistics=partial(with_labels, metric.statistics, column))
 
 
 @dataclass(frozen=True)
@@ -293,12 +301,18 @@ def _repeated(weights: Any) -> Array:
     return np.repeat(np.arange(len(row)), row)
 
 
-def _pair_scores(metric: Metric, rows: Columns, sample: _Sample, weights: Iterable[tuple[Array, Array]]) -> Columns:
-    """Return the differences of the scores of two sides: rows of the first run, then of the second, and swapped."""
+def _pair_scores(
+    metric: Metric, rows: Sequence[Columns], sample: _Sample, weights: Iterable[tuple[Array, Array]]
+) -> Columns:
+    """Return the differences of the scores of two sides: rows of the first run, then of the second, and swapped.
+
+    The rows come about the origin of each side, or once where there is none.
+    """
     found = []
     for pair in weights:
         own, other = pair if sample.unit is None else (side[:, sample.unit] for side in pair)
-        left, right = (_scores(metric, rows, np.hstack(sides)) for sides in ((own, other), (other, own)))
+        left = _scores(metric, rows[0], np.hstack((own, other)))
+        right = _scores(metric, rows[-1], np.hstack((other, own)))
         found.append({key: left[key] - right[key] for key in left})
     return _concatenated(found)
 
@@ -406,14 +420,16 @@ def _check_drawn(metric: Metric, n: int) -> None:
 # --- what the metrics above are made of -------------------------------------------------------------------------------
 
 
-def _with_labels(statistics: Statistics, column: str, predictions: Any, labels: Any) -> Mapping[str, ArrayLike]:
+def with_labels(statistics: Statistics, column: str, predictions: Any, labels: Any) -> Mapping[str, ArrayLike]:
+    """Return the statistics of predictions against one of their own columns."""
     found = named_columns(predictions)
     if column not in found:
         raise ValueError(f"the column {column!r} is to be the labels; predictions hold {describe(predictions)}")
     return statistics(predictions, found[column])
 
 
-def _ordered(statistics: Statistics, predictions: Any, labels: Any) -> dict[str, ArrayLike]:
+def ordered(statistics: Statistics, predictions: Any, labels: Any) -> dict[str, ArrayLike]:
+    """Return the statistics, and what tells the order of the samples."""
     return {**statistics(predictions, labels), ORDER: digests(labels)}
 
 

@@ -15,7 +15,16 @@ from hypothesis import strategies as st
 from scipy import sparse
 
 import reducers
-from metrics import best_model_kwargs, bootstrap, build, by_group, classification, directions, multi_label
+from metrics import (
+    best_model_kwargs,
+    bootstrap,
+    build,
+    by_group,
+    classification,
+    directions,
+    multi_label,
+    tuned_thresholds,
+)
 from metrics._classification import COLUMNS
 from metrics._keys import find
 
@@ -404,7 +413,7 @@ def test_a_rounded_softmax_still_is_one(dtype):
             {"probabilities": np.array([[0.1, 0.2, 0.7]])},
             np.array([0]),
             ValueError,
-            r"shape \(1, 3\); the labels ask for \(1, 2\)",
+            r"shape \(1, 3\); the labels ask for \(1, 2\), .* num_classes",
         ),
         (
             {"probabilities": np.array([0.0, 1.0])},
@@ -615,12 +624,12 @@ def test_a_threshold_is_a_probability_and_reached_by_equality():
         ),
         ({"probabilities": np.array([[0.5, 0.5]])}, np.array([[1, 2]]), ValueError, "0, 1, or -100"),
         ({"probabilities": np.array([[0.5, 0.5]])}, np.array([[1, np.nan]]), ValueError, "0, 1, or -100"),
-        ({"probabilities": np.array([[0.5, 0.5]])}, np.array([1]), ValueError, r"\(B, 2\)"),
+        ({"probabilities": np.array([[0.5, 0.5]])}, np.array([1]), ValueError, r"\(B, 2\), where 2 is num_classes"),
         (
             {"probabilities": np.array([[0.5]])},
             np.array([[1, 0]]),
             ValueError,
-            r"shape \(1, 1\); the labels ask for \(1, 2\)",
+            r"shape \(1, 1\); the labels ask for \(1, 2\), .* num_classes",
         ),
         (np.array([[1, 0]]), np.array([[1, 0]]), ValueError, "the column 'probabilities'"),
         ({"probabilities": np.array([[0.5, 0.5]])}, (np.array([[1, 0]]),), TypeError, "tuple"),
@@ -629,6 +638,39 @@ def test_a_threshold_is_a_probability_and_reached_by_equality():
 def test_what_is_no_multi_label_prediction_is_refused(predictions, labels, error, message):
     with pytest.raises(error, match=message):
         score(multi_label(2), predictions, labels)
+
+
+def several(kind, rows):
+    logits = torch.tensor(np.random.default_rng(0).normal(size=(rows, 3)), dtype=torch.float32)
+    return (logits.softmax(-1) if kind == "softmax" else logits.sigmoid()).numpy()
+
+
+SEVERAL = np.array([[1, 1, 0], [0, 0, 0], [0, 1, 0], [1, 0, 0]] * 3)
+
+
+@pytest.mark.parametrize("metric", [multi_label(3), multi_label(3, ranking=True)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_softmax_over_labels_that_are_several_is_refused(metric, dtype):
+    with pytest.raises(ValueError, match=r"sum to 1.*partial\(reducers\.probabilities, multi_label=True\)"):
+        score(metric, {"probabilities": several("softmax", 12).astype(dtype)}, SEVERAL)
+    with pytest.raises(ValueError, match="sum to 1"):
+        tuned_thresholds(several("softmax", 12), SEVERAL)
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "labels"),
+    [
+        (several("sigmoid", 12), SEVERAL),
+        (several("softmax", 12), np.eye(3, dtype=int)[np.arange(12) % 3]),  # one label a sample, against the rest
+        (several("softmax", 1), SEVERAL[:1]),  # by chance
+        (np.eye(3)[np.arange(12) % 3], SEVERAL),  # decisions, not chances
+        (np.full((12, 2), 0.5), SEVERAL[:, :2]),  # a head that was never trained
+        (np.ones((12, 1)), SEVERAL[:, :1]),
+        (several("softmax", 12), np.where(SEVERAL == 0, -100, SEVERAL)),  # nobody knows whether there are others
+    ],
+)
+def test_what_may_be_meant_is_scored(probabilities, labels):
+    assert score(multi_label(probabilities.shape[1]), {"probabilities": probabilities}, labels)
 
 
 def test_floats_without_a_name_are_not_taken_for_probabilities():

@@ -2,6 +2,7 @@ import copy
 import inspect
 import math
 import pickle
+import re
 from dataclasses import FrozenInstanceError, dataclass
 from functools import partial
 
@@ -10,7 +11,7 @@ import pytest
 from scipy.stats import spearmanr
 from sklearn.metrics import accuracy_score, log_loss
 
-from metrics import Metric, build, classification, language_modeling
+from metrics import Metric, bootstrap, build, by_group, classification, labels_from, language_modeling, regression
 from metrics._metric import ratio
 
 from .evaluations import columns, evaluation, samples
@@ -208,7 +209,7 @@ def test_builds_nest():
     scores = build(inner, deep=inner)(evaluation(GUESSES, TARGETS))
     assert set(scores) == {"hit_rate", "other_error_rate", "deep_hit_rate", "deep_other_error_rate"}
     assert build(inner).num_samples == 7
-    with pytest.raises(ValueError, match=r"\[8, 7\]"):
+    with pytest.raises(ValueError, match="8 by num_samples, 7 by num_samples"):
         build(inner, num_samples=8)
 
 
@@ -310,6 +311,18 @@ def test_the_repr_says_what_is_computed():
         "keys=(hit_rate, error_rate, near_near_rate), num_samples=7)"
     )
     assert "whole=Spearman ranks" in repr(SPEARMAN)
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        by_group(classification(2), "ab", labels=[0, 1]),
+        labels_from(classification(2, ranking=True), "answers"),
+        bootstrap(regression(ranking=True), unit="ab"),
+    ],
+)
+def test_the_repr_has_no_private_name_and_no_address(metric):
+    assert not re.findall(r"(?<!\w)_[a-zA-Z]\w*| at 0x", repr(metric))
 
 
 def test_the_mean_of_a_column_agrees_with_scikit_learn():

@@ -76,7 +76,7 @@ def test_another_order_or_number_of_rows_raises():
     order = np.argsort(IDS, kind="stable")
     with pytest.raises(ValueError, match="sampler reorders the evaluation"):
         grouped(evaluation(IDS[order], LABELS[order]))
-    with pytest.raises(ValueError, match="299 rows came"):
+    with pytest.raises(ValueError, match="groups has 300 values, and 299 samples came"):
         grouped(evaluation(IDS[1:], LABELS[1:]))
     by_group(classification(3), LABELS % 2)(evaluation(IDS[order], LABELS[order]))  # what goes unseen without labels
 
@@ -188,8 +188,12 @@ def test_a_score_of_single_sums_is_refused_with_advice():
 
 
 def test_units_are_one_a_sample_and_replicates_several():
-    with pytest.raises(ValueError, match=r"300 rows came.*num_samples=3"):
+    with pytest.raises(ValueError, match="unit has 3 values, and 300 samples"):
         bootstrap(classification(3), unit="abc")(EVALUATED)
+    with pytest.raises(ValueError, match=r"one evaluation .* 300 by num_samples, 3 by unit"):
+        build(classification(3), bootstrap(classification(3), unit="abc"), num_samples=300)
+    with pytest.raises(ValueError, match="unit has 3 values, and 300 samples"):
+        build(classification(3), bootstrap(classification(3), unit="abc"))(EVALUATED)
     with pytest.raises(ValueError, match="unit has 3 values, and 300 samples"):
         compare(classification(3), EVALUATED, EVALUATED, unit="abc")
     with pytest.raises(ValueError, match="at least 2; 1 came"):
@@ -242,6 +246,20 @@ def test_a_run_does_not_differ_from_itself():
         scores = compare(metric, EVALUATED, EVALUATED, n=50)
         assert {value for key, value in scores.items() if key.endswith("difference")} == {0.0}
         assert {value for key, value in scores.items() if key.endswith("p_value")} == {1.0}
+
+
+@pytest.mark.parametrize("far", [0, 1, 2], ids=["neither", "first", "second"])
+def test_a_run_that_lies_far_off_costs_the_other_no_digits(far):
+    generator = np.random.default_rng(0)
+    truth, *noise = generator.random((3, 50))
+    runs = [
+        evaluation(truth + share * part + 1e9 * (far == side), truth)
+        for side, (share, part) in enumerate(zip((0.1, 0.5), noise, strict=True), 1)
+    ]
+    own = [regression()(run)["pearson"] for run in runs]
+    scores = compare(regression(), *runs, n=20)
+    assert scores["pearson_difference"] == pytest.approx(own[0] - own[1], rel=1e-12)
+    assert scores["pearson_difference_low"] <= scores["pearson_difference"] <= scores["pearson_difference_high"]
 
 
 def test_runs_of_metrics_that_need_all_rows_are_compared_by_permutation():
