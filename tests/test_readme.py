@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -29,6 +30,11 @@ def namespace():
         "model": tiny.model("llama"),
         "teacher": tiny.model("llama", seed=1).eval(),
         "seq2seq_model": tiny.model("t5"),
+        "tokenizer": SimpleNamespace(
+            get_vocab=lambda: {"\u0120a": 4, "b": 5},
+            all_special_ids=[],
+            batch_decode=lambda rows, **_: ["ab" for _ in rows],
+        ),
         "token_lengths": torch.ones(tiny.VOCAB, dtype=torch.int64),
         "args": tiny.arguments(max_steps=1, learning_rate=0.01),
         "train_dataset": rows,
@@ -40,13 +46,16 @@ def namespace():
     }
 
 
-def test_python_blocks_run_in_order(namespace, capsys):
+def test_python_blocks_run_in_order(namespace, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # the first block names a folder for its checkpoints
     blocks = [body for language, body in BLOCKS if language == "python"]
     assert len(blocks) >= 6
     for body in blocks:
         exec(compile(body, str(README), "exec"), namespace)
         if body is blocks[0]:
-            assert float(capsys.readouterr().out.split()[-1]) > 1, "the first block prints a perplexity"
+            printed = capsys.readouterr().out
+            assert printed.startswith("check_trainer: no problems")
+            assert float(printed.split()[-1]) > 1, "the first block prints a perplexity"
 
 
 def test_every_export_is_in_the_index():
