@@ -369,7 +369,8 @@ def label_pairs(probabilities: Array, labels: Any, num_classes: int) -> tuple[Ar
         )
     known, actual = labels != IGNORED, labels == 1
     check_probabilities(probabilities, labels.shape, softmax=False, where=known)
-    _refuse_softmax(probabilities[known.all(1)], actual[known.all(1)])
+    complete = known.all(1)
+    _refuse_softmax(chosen(probabilities, complete), chosen(actual, complete))
     return known, actual
 
 
@@ -379,10 +380,10 @@ def _refuse_softmax(probabilities: Array, actual: Array) -> None:
     One label a sample may be scored so. Sigmoids sum to 1 by chance, where each is all but 0 or 1, or in pairs of a
     head that is still 0; several rows of anything else do not.
     """
-    telling = (probabilities.max(-1, initial=0) < SURE) & (probabilities != 0.5).any(-1)
-    if telling.sum() < TELLING or (actual.sum(-1) == 1).all():
+    if not (abs(probabilities.sum(-1, dtype=np.float64) - 1) < ROUNDING).all() or (actual.sum(-1) == 1).all():
         return
-    if (abs(probabilities.sum(-1, dtype=np.float64) - 1) < ROUNDING).all():
+    telling = (probabilities.max(-1, initial=0) < SURE) & (probabilities != 0.5).any(-1)
+    if telling.sum() >= TELLING:
         raise ValueError(
             "all rows of 'probabilities' sum to 1, and the labels are not one a sample: these are a softmax over the "
             "classes. What returns a probability for each label is partial(reducers.probabilities, multi_label=True)"

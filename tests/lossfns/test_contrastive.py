@@ -8,6 +8,7 @@ from operator import itemgetter
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lossfns import batch_hard, clip_loss, info_nce_loss, semi_hard, triplet_loss
 from tests.lossfns.cases import N
@@ -47,6 +48,30 @@ def test_clip(ids):
 def test_duplicates_as_negatives_would_cost_more():
     """What masking is for: two samples that are the same push each other away."""
     assert clip_of(SIMILARITIES, IDS) < clip_of(SIMILARITIES, torch.where(IDS == N, IDS, torch.arange(6)))
+
+
+class Calls(TorchDispatchMode):
+    """Which operations of torch are called on matrices."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if args and getattr(args[0], "ndim", 0) == 2:
+            self.names.add(func.overloadpacket.__name__)
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("loss", [clip_of, lambda x, ids=None: info_nce_loss((x, x), ids, select=lambda pair: pair)])
+def test_where_all_count_and_differ_nothing_is_selected_or_masked(loss):
+    copies = {"index", "masked_fill"}
+    with Calls() as calls:
+        loss(SIMILARITIES, torch.arange(6))
+    assert copies <= calls.names
+    with Calls() as calls:
+        loss(SIMILARITIES)
+    assert not copies & calls.names
 
 
 def test_even_similarities_cost_the_logarithm_of_the_batch():

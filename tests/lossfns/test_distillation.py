@@ -299,6 +299,7 @@ REFUSED = {
     "no teacher": ({"labels": LABELS}, {}, "needs one teacher, but none came"),
     "two teachers": (dense() | top(TEACHER, 2), {}, "teacher_logits and teacher_ids came"),
     "no log-probs": ({"labels": LABELS, "teacher_ids": LABELS[..., None]}, {}, "need 'teacher_log_probs'"),
+    "bool ids": (top(TEACHER, 2) | {"teacher_ids": torch.ones(2, 5, 2).bool()}, {}, "are integers.*got torch.bool"),
     "shorter": (dense(TEACHER[:, 3:]), {}, "do not fit the student's logits"),
     "other rows": (dense(TEACHER[:1]), {}, "do not fit the student's logits"),
     "ids out of range": (top(TEACHER, 2) | {"teacher_ids": torch.full((2, 5, 2), V)}, {}, "go from 7 to 7.*7 classes"),

@@ -88,6 +88,12 @@ def test_no_label_at_all(count):
             ValueError,
             "input_lengths must be frames of the logits, 0 to 5",
         ),
+        (
+            labelled(frames=torch.tensor([5, 4.9, 5, 5])),
+            {},
+            TypeError,
+            r"input_lengths must be integers, not torch.float",
+        ),
         (labelled() | {"weights": FRAMES}, {}, ValueError, r"reads only 'input_lengths'.*\['weights'\]"),
         (LABELS, {"blank": 3}, ValueError, "blank=3 is none of the 3 ids"),
         (LABELS[:2], {}, ValueError, "do not fit"),

@@ -306,7 +306,9 @@ def test_a_module_of_torch_asks_for_other_tensors():
         causal_lm_loss(torch.zeros(1, 2, 9), torch.tensor([[0, 1]]), term=torch.nn.CrossEntropyLoss())
 
 
-@pytest.mark.parametrize("weights", [[[1.0, 2.0]], 1.0, [1.0, -1.0], [1.0, math.nan], [math.inf, 1.0]])
+@pytest.mark.parametrize(
+    "weights", [[[1.0, 2.0]], 1.0, [1.0, -1.0], [1.0, math.nan], [math.inf, 1.0], {0: 1.0}, "ab", [[1.0], []]]
+)
 def test_class_weights_that_are_refused(weights):
     with pytest.raises(ValueError, match=r"one finite number >= 0 a class, shape \(C,\), got"):
         class_weighted(cross_entropy, weights)

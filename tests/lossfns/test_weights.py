@@ -89,6 +89,9 @@ def test_margins_are_the_papers():
     torch.testing.assert_close(margins, torch.tensor([constant / n**0.25 for n in (5000, 500, 50)]).double())
 
 
+DATASET = [{"label": 0}, {"label": 1}]  # gives its rows
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -96,7 +99,13 @@ def test_margins_are_the_papers():
         (lambda: effective_number_weights(LABELS, num_classes=4), ValueError, r"classes \[3\] have no label"),
         (lambda: balanced_class_weights([], num_classes=2), ValueError, r"classes \[0, 1\] have no label"),
         (lambda: balanced_class_weights([-100], num_classes=1), ValueError, r"classes \[0\] have no label"),
-        (lambda: balanced_class_weights(LABELS, num_classes=2), ValueError, "label 2 is out of range"),
+        (lambda: balanced_class_weights(LABELS, num_classes=2), ValueError, "label 2 is out of range.*num_classes=3"),
+        (lambda: balanced_class_weights(DATASET, num_classes=2), TypeError, r'numbers.*dict.*dataset\["label"\]'),
+        (lambda: class_counts(["cat", "dog"], num_classes=2), TypeError, "numbers.*str"),
+        (lambda: class_counts({"label": [0, 1]}, num_classes=2), TypeError, "numbers.*str"),
+        (lambda: class_counts(np.array(["cat"]), num_classes=2), TypeError, "numbers.*ndarray"),
+        (lambda: balanced_pos_weight(DATASET, num_classes=2), TypeError, "numbers.*dict"),
+        (lambda: ldam_margins({0: 1.0, 1: 2.0}), ValueError, "counts must be one finite number.*a class"),
         (lambda: class_counts([0, -1], num_classes=2), ValueError, "label -1 is out of range"),
         (lambda: class_counts([0.0, 1.0], num_classes=2), TypeError, "integer class ids, not torch.float32"),
         (lambda: effective_number_weights(LABELS, num_classes=3, beta=1.0), ValueError, "beta"),

@@ -127,6 +127,15 @@ def test_spans_are_the_best_of_all(top_n, max_length):
     assert found["starts"].dtype == torch.int32
 
 
+def test_what_has_no_score_is_no_span_and_hides_none():
+    start, end = torch.tensor([[math.nan, 3.0, 1.0], [math.nan] * 3]), torch.tensor([[9.0, math.nan, 2.0], [0.0] * 3])
+    found = spans((start, end), None, top_n=3)
+    assert found["starts"].tolist() == [[1, 2, N], [N] * 3]
+    assert found["ends"].tolist() == [[2, 2, N], [N] * 3]
+    assert found["scores"].tolist() == [[5.0, 3.0, 0.0], [0.0] * 3]
+    assert found["null_scores"].isnan().all()
+
+
 def test_spans_need_two_ends():
     with pytest.raises(ValueError, match="one output"):
         spans(normal(2, 3), None)
@@ -156,6 +165,7 @@ def test_labels_of_pixels_are_checked():
     for labels, message in [
         (torch.zeros(2, 3, dtype=torch.long), "batch, height, width"),
         (torch.zeros(3, 2, 2, dtype=torch.long), "expected logits"),
+        (torch.zeros(2, 0, 2, dtype=torch.long), r"at least one in each image; got \(2, 0, 2\)"),
         (torch.full((2, 2, 2), 255), "label 255 is out of range"),
     ]:
         with pytest.raises(ValueError, match=message):
@@ -279,6 +289,8 @@ def test_best_paths_of_frames():
     logits[1, 4:] = N  # frames added across ranks
     found = ctc_greedy(logits, None)["generated"]
     assert [[place for place in row if place != N] for row in found.tolist()] == [[5, 5, 3], [1], [], [2, 2, 4]]
+    with pytest.raises(TypeError, match=r"input_lengths must be integers, not torch.float32"):
+        ctc_greedy(logits, {"input_lengths": torch.tensor([2.5, 6, 6, 3])})
     cut = ctc_greedy(logits, {"input_lengths": torch.tensor([2, 6, 6, 3])}, blank=0)["generated"]
     assert [[place for place in row if place != N] for row in cut.tolist()] == [[5], [1], [], [2, 2]]
 
