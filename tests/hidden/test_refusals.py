@@ -181,7 +181,7 @@ def test_after_removal():
     model = tiny.model("llama")
     with hidden_states(model) as source:
         pass
-    with pytest.raises(RuntimeError, match="was removed.*remove it after the last evaluation"):
+    with pytest.raises(RuntimeError, match=r"was removed.*remove it after the last evaluation"):
         train(model, source)
 
 
