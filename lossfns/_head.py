@@ -17,7 +17,7 @@ from .statistics import DISCRETE, Block, join
 
 # Bytes of the logits of one chunk: few beside a gradient of the head, and yet enough rows for its products. On a CPU
 # `CPU_HEAD_ROWS` are enough; more of them only where they stay in cache.
-CPU_HEAD_BYTES = 80 << 20
+CPU_HEAD_BYTES = 64 << 20
 CPU_HEAD_ROWS = 256
 DEVICE_HEAD_BYTES = 512 << 20
 
