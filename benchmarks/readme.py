@@ -14,11 +14,11 @@ VOCABULARY = ("bfloat16", 151_936)
 
 # the logits ..., how, when
 CHOICES = (
-    ("exist", "`causal_lm_loss`", "nothing else runs short; hooks, callbacks and other code may read them"),
+    ("exist", "`causal_lm_loss`", "the default; hooks, callbacks and other code may read them"),
     (
         "are written over by their gradient",
         "`partial(causal_lm_loss, overwrite_logits=True)`",
-        "training alone, any model: the last reader",
+        "training, any model; nothing may read the logits after the loss",
     ),
     (
         "exist where a label is",
