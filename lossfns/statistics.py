@@ -23,11 +23,13 @@ import torch
 from torch import Tensor
 
 from ._autograd import autocast_off, refuse_second_order, uncompiled, unhooked
-from ._rows import Rows, clear_others, compute_dtype, read, write
+from ._rows import Rows, clear_others, compute_dtype, read, rows_per_chunk, write
 from .alignment import IGNORED, align, check_logits
 from .terms import STATISTICS
 
 DISCRETE = ("rank", "top_id")
+# Part of a chunk that is walked, or compared, at a time where memory counts more than calls.
+FEW = 4
 _FROM_SOFTMAX = frozenset({"log_prob", "log_normalizer", "entropy"})
 
 
@@ -174,7 +176,7 @@ def blocks(logits: Tensor, rows: Rows, room: Tensor | None = None) -> Iterator[B
     width, dtype = logits.shape[-1], compute_dtype(logits.dtype)
     step = rows.per_chunk(width, dtype, logits.device)
     if room is None:  # little is done for each chunk, and memory counts in evaluation
-        step = max(1, step // 2)
+        step = max(1, step // FEW)
     elif room.dtype == dtype:  # hardly needs the buffer
         step *= 2
     buffer = torch.empty((step, width), dtype=dtype, device=logits.device)
@@ -261,7 +263,7 @@ class Block:
         return self._divergence
 
     def _rank(self) -> Tensor:
-        few = max(1, len(self.x) // 8) if self.x.is_cpu else len(self.x)
+        few = max(1, rows_per_chunk(self.x.shape[-1], self.x.dtype, self.x.device) // FEW)
         starts = range(0, len(self.x), few)
         return torch.cat([_rank(self.x[i : i + few], self.rows.classes[i : i + few, None]) for i in starts])
 
