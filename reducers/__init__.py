@@ -3,7 +3,7 @@
 from .classification import confusion_counts, ordinal_ids, probabilities
 from .combination import combine
 from .dense import calibration_bins, embeddings, segmentation_counts
-from .preference import preference_rewards, reward_scores
+from .preference import pair_margins, preference_rewards, reward_scores
 from .ranking import answer_logits, label_rank
 from .spans import spans
 from .sums import sample_sums
@@ -21,6 +21,7 @@ __all__ = [
     "generated",
     "label_rank",
     "ordinal_ids",
+    "pair_margins",
     "preference_rewards",
     "probabilities",
     "reward_scores",

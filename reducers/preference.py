@@ -12,7 +12,7 @@ from lossfns.hidden import HiddenStates
 from lossfns.preference import check_positive, pair_rows, pair_statistics, score_pairs
 from lossfns.sources import open_source
 
-from ._reduce import Labels, Logits, label_ids
+from ._reduce import Labels, Logits, Reducer, label_ids
 
 SIDES = ("chosen", "rejected")
 
@@ -98,6 +98,35 @@ def reward_scores(logits: Logits, labels: Labels, *, select: Selector | None = N
         raise ValueError("reward_scores needs one label a pair, as lossfns.collators.stack_pairs makes them")
     scores, counted, _ = score_pairs(logits, marks, select)
     return _columns(scores, counted)
+
+
+def pair_margins(logits: Logits, labels: Labels, *, rewards: Reducer = reward_scores) -> Tensor:
+    """By how much the chosen row of each pair is ahead: one number a pair, for quantiles or a histogram.
+
+    Args:
+        logits: what `rewards` takes.
+        labels: what `rewards` takes.
+        rewards: `reward_scores`, or `preference_rewards` with its options bound.
+
+    Returns:
+        `(n,)` float64, in the unit of the rewards; NaN where a pair does not count.
+
+    Raises:
+        ValueError: as for `rewards`.
+        TypeError: as for `rewards`; it returns no rewards of pairs.
+
+    Example:
+        >>> pair_margins(torch.tensor([[2.0], [0.0], [1.5], [4.0]]), torch.tensor([0, -100]))
+        tensor([0.5000,    nan], dtype=torch.float64)
+    """
+    found = rewards(logits, labels) if callable(rewards) else None
+    if not isinstance(found, Mapping) or not {"reward_chosen", "reward_rejected", "pairs"} <= {*found}:
+        raise TypeError(
+            "rewards must be reducers.reward_scores or partial(reducers.preference_rewards, shift=...), got "
+            f"{rewards!r}, which returns no rewards of pairs"
+        )
+    margins: Tensor = found["reward_chosen"] - found["reward_rejected"]
+    return margins.where(found["pairs"] > 0, torch.nan)
 
 
 def _references(labels: Labels, counted: Tensor) -> dict[str, Tensor]:

@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks import __main__, evaluation, harness, losses
-from benchmarks.harness import Goal, Result, Spread, Timed
+from benchmarks.harness import Goal, Spread, Timed
 from benchmarks.report import report
+from tests.results import result
 
 TINY = losses.Sizes(rows=1, length=4, vocabularies=(151_936,), rounds=1)
 
@@ -30,21 +31,6 @@ def loss_rows():
 @pytest.fixture(scope="module")
 def evaluation_rows():
     return [*evaluation.run(quick=True, device="cpu")]
-
-
-def result(rows, **changes) -> Result:
-    given = {
-        "benchmark": "losses",
-        "command": "python -m benchmarks losses",
-        "device": "cpu",
-        "allocator": "default",
-        "quick": False,
-        "machine": {"processor": "abacus"},
-        "versions": {"python": "3"},
-        "seconds": 1.0,
-        "rows": rows,
-    }
-    return Result(**(given | changes))
 
 
 # --- timing -----------------------------------------------------------------------------------------------------------

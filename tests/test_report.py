@@ -4,6 +4,7 @@ import gc
 import json
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from statistics import median
 from unittest import mock
@@ -15,29 +16,15 @@ from matplotlib.figure import Figure
 
 from benchmarks import charts, demo_report, harness, hidden, leads, losses, peers, scale
 from benchmarks.demo_language import Way
-from benchmarks.harness import Result
 from benchmarks.leads import Comparison, Lead
 from benchmarks.losses import OVER, OWN, STOCK, Loss
 from benchmarks.peers import Field, Line
 from benchmarks.report import report
+from tests import results
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-
-
-def result(rows, **changes) -> Result:
-    given = {
-        "benchmark": "peers",
-        "command": "python -m benchmarks peers",
-        "device": "cpu",
-        "allocator": "default",
-        "quick": False,
-        "machine": {"processor": "abacus"},
-        "versions": {"python": "3"},
-        "seconds": 1.0,
-        "rows": rows,
-    }
-    return Result(**(given | changes))
+result = partial(results.result, benchmark="peers")
 
 
 # --- what is committed ------------------------------------------------------------------------------------------------
@@ -81,6 +68,12 @@ def test_the_readme_quotes_the_results():
     stock = [found["default"][dtype, 151_936, "all", STOCK] for dtype in ("bfloat16", "float32")]
     held = " / ".join(f"{row['held'] / row['logits_bytes']:.2f}" for row in stock)
     assert f"| stock, bfloat16 / float32 | {held} | 1 | 1 |" in text
+    ways = ((OWN, losses.COMPOSED_OWN), (OVER, losses.COMPOSED_OVER))
+    kinds = [(rows, (dtype, vocabulary)) for rows in found.values() for dtype, vocabulary, *_ in rows]
+    composed = [over(rows, (*kind, "all", other), (*kind, "all", own)) for rows, kind in kinds for own, other in ways]
+    half = [over(rows, (*kind, "half", own), (*kind, "all", own)) for rows, kind in kinds for own, _ in ways]
+    assert f"take {min(composed):.2f} to {max(composed):.2f} times the time" in " ".join(text.split())
+    assert f"takes {min(half):.2f} to {max(half):.2f} of the time" in " ".join(text.split())
 
 
 # --- where a peer is better -------------------------------------------------------------------------------------------

@@ -305,6 +305,13 @@ REDUCERS = [
     Entry("ctc_greedy", reducers.ctc_greedy, {"task": frames, "lengths": {9}}),
     Entry("preference_rewards", partial(reducers.preference_rewards, shift=1), {"task": pairs, "lengths": {6}}),
     Entry("reward_scores", reducers.reward_scores, {"task": scored_pairs}),
+    Entry("pair_margins", reducers.pair_margins, {"task": scored_pairs}),
+    Entry(
+        "pair_margins",
+        partial(reducers.pair_margins, rewards=partial(reducers.preference_rewards, shift=1)),
+        {"task": pairs, "lengths": {6}},
+        "of completions",
+    ),
     Entry("spans", partial(reducers.spans, top_n=4, max_length=3), {"task": starts_and_ends, "lengths": {7}}),
     Entry(
         "embeddings",

@@ -30,7 +30,7 @@ from lossfns.collators import count_pairs, stack_pairs
 from lossfns.reference import _score
 from metrics import build, preferences
 from metrics.preference import COLUMNS
-from reducers import combine, preference_rewards, reward_scores
+from reducers import combine, pair_margins, preference_rewards, reward_scores
 from tests import oracle, tiny
 
 N = oracle.IGNORED
@@ -668,3 +668,18 @@ def test_what_is_no_pair():
         COLLATE(CHOSEN[:2])
     with pytest.raises(ValueError, match="need a shift"):
         stack_pairs(tiny.pad)(DATA[:2])
+
+
+def test_margins_are_those_of_each_pair_that_counts():
+    scores = torch.tensor([[2.0], [0.0], [3.0], [1.5], [4.0], [-1.0]])
+    torch.testing.assert_close(
+        pair_margins(scores, torch.tensor([0, N, 0])),
+        torch.tensor([0.5, torch.nan, 4.0], dtype=torch.float64),
+        rtol=0,
+        atol=0,
+        equal_nan=True,
+    )
+    rewards = preference_rewards(LOGITS, {"labels": stacked(IDS)}, shift=1)
+    found = pair_margins(LOGITS, {"labels": stacked(IDS)}, rewards=partial(preference_rewards, shift=1))
+    for margin, chosen, rejected, counts in zip(found, *rewards.values(), strict=True):
+        assert margin.isnan() if not counts else margin == chosen - rejected

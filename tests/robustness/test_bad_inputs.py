@@ -724,6 +724,15 @@ REDUCERS = [
         },
     ),
     Entry(
+        reducers.pair_margins,
+        {"logits": ROWS[:2, :1], "labels": torch.tensor([0])},
+        {
+            "logits": [*NO_TENSOR, None, LABELS, ROWS],
+            "labels": [*NO_TENSOR, None, torch.tensor([0, 0]), torch.tensor([[0]]), {}],
+            "rewards": ["text", None, lambda x, y: x, lambda x, y: {"pairs": y}],
+        },
+    ),
+    Entry(
         lambda reducer: reducers.combine(ids=reducer)(ROWS, CLASSES),
         {"reducer": reducers.argmax},
         {
