@@ -43,7 +43,7 @@ def head_term_loss(hidden: Tensor, head: Head, rows: Rows, bound: BoundTerm, cou
     if not wants_gradient or torch.float16 in (hidden.dtype, head.autocast) or learns(bound, hidden):
         measured = head_statistics(hidden, head, rows, bound.measured)
         with autocast_off(hidden.device):
-            bound.note([measured], hidden, count)
+            bound.note(measured, count)
             return divide(bound(measured), count)
     loss: Tensor = _HeadTermLoss.apply(hidden, head, rows, bound, count, *parameters)  # type: ignore[no-untyped-call]
     return loss
@@ -72,18 +72,14 @@ class _HeadTermLoss(torch.autograd.Function):
         ctx: Any, hidden: Tensor, head: Head, rows: Rows, bound: BoundTerm, count: Tensor, *parameters: nn.Parameter
     ) -> Tensor:
         parts: list[dict[str, Tensor]] = []
-        values: list[Tensor] = []
 
         def gradient(block: Block, here: slice) -> Tensor:
-            measured = block.measure(bound.measured)
-            value, slopes = bound.slopes(measured, here, count)
-            parts.append(measured)
-            values.append(value)
-            return block.gradient(slopes)
+            parts.append(block.measure(bound.measured))
+            return block.gradient(bound.slopes(parts[-1], here, count))
 
         ctx.save_for_backward(*_sweep(hidden, head, rows, gradient, parameters, of_hidden=ctx.needs_input_grad[0]))
-        bound.note(parts, hidden, count)
-        return divide(join(values, "values", hidden), count)
+        with autocast_off(hidden.device):
+            return bound.loss(parts, count, hidden)
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from operator import mul
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from ._autograd import autocast_off, hand_over, refuse_second_order, refuse_transforms, unhooked
 from ._notes import Notes, current_notes
 from ._rows import Rows, compute_dtype, write
+from ._slopes import Slopes, closed_form
 from .alignment import Alignment
 from .normalization import divide, share
 from .statistics import blocks, check_overwritable, empty, gradient_room, join, row_statistics
@@ -76,25 +77,41 @@ class BoundTerm:
             )
         return reduce(mul, found)
 
-    def slopes(self, measured: Mapping[str, Tensor], here: slice, count: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Values of a chunk and the derivative of their share of the loss by each statistic."""
+    def slopes(self, measured: Mapping[str, Tensor], here: slice, count: Tensor) -> dict[str, Tensor]:
+        """Derivative of the share that the items `here` have in the loss, by each statistic."""
+        like = measured[self.fields[0]]
+        if self._closed_form is not None:
+            given = {name: tensor[here] for name, tensor in self.given.items()}
+            upstream = share(like, count)
+            found = self._closed_form({**measured, **given})
+            return {name: (upstream * slope).to(like.dtype) for name, slope in found.items()}
         with torch.enable_grad(), unhooked():
             leaves = {name: measured[name].detach().requires_grad_() for name in self.fields}
             values = self(leaves, here)
             if not values.requires_grad:
-                return values, {}
-            found = torch.autograd.grad(values, list(leaves.values()), share(values, count), allow_unused=True)
-        return values.detach(), {name: slope for name, slope in zip(leaves, found, strict=True) if slope is not None}
+                return {}
+            by_leaf = torch.autograd.grad(values, list(leaves.values()), share(values, count), allow_unused=True)
+        return {name: slope for name, slope in zip(leaves, by_leaf, strict=True) if slope is not None}
+
+    @cached_property
+    def _closed_form(self) -> Callable[[Mapping[str, Tensor]], Slopes] | None:
+        return closed_form(self.term)
 
     @torch.no_grad()
-    def note(self, parts: Sequence[Mapping[str, Tensor]], logits: Tensor, count: Tensor) -> None:
-        """Leave what was measured of the items, in `parts`, to whoever watches."""
+    def loss(self, parts: Sequence[Mapping[str, Tensor]], count: Tensor, logits: Tensor) -> Tensor:
+        """Sum of the values over all items, measured in `parts`, divided by `count`; what was measured is noted."""
+        measured = {name: join([part[name] for part in parts], name, logits) for name in self.measured}
+        self.note(measured, count)
+        return divide(self(measured), count)
+
+    @torch.no_grad()
+    def note(self, measured: Mapping[str, Tensor], count: Tensor) -> None:
+        """Leave what was measured of all items to whoever watches."""
         if self.notes is None:
             return
-        joined = {name: join([part[name].detach() for part in parts], name, logits) for name in self.measured}
         if not self.notes.measured:  # of several heads the first one predicts the next token
-            self.notes.measured = {name: joined[name] for name in self.notes.fields}
-        self._note_parts(joined, count)
+            self.notes.measured = {name: measured[name].detach() for name in self.notes.fields}
+        self._note_parts(measured, count)
 
     @torch.no_grad()
     def _note_parts(self, measured: Mapping[str, Tensor], count: Tensor, chances: Tensor | None = None) -> None:
@@ -167,7 +184,7 @@ def term_loss(logits: Tensor, rows: Rows, bound: BoundTerm, count: Tensor, *, ov
     if not wants_gradient or logits.dtype == torch.float16 or learns(bound, logits):
         measured = row_statistics(logits, rows, bound.measured, overwrite_logits=overwrite_logits)
         with autocast_off(logits.device):
-            bound.note([measured], logits, count)
+            bound.note(measured, count)
             return divide(bound(measured), count)
     loss: Tensor = _TermLoss.apply(  # type: ignore[no-untyped-call]
         logits, rows, bound, count, logits.data if overwrite_logits else None
@@ -182,20 +199,17 @@ class _TermLoss(torch.autograd.Function):
     def forward(
         ctx: Any, logits: Tensor, rows: Rows, bound: BoundTerm, count: Tensor, storage: Tensor | None
     ) -> Tensor:
-        parts, values, start = [], [], 0
+        parts, start = [], 0
         flat = gradient_room(logits, rows, storage)
         with autocast_off(logits.device):
             for block in blocks(logits if storage is None else storage, rows, flat):
                 here = slice(start, start := start + len(block.rows))
-                measured = block.measure(bound.measured)
-                value, slopes = bound.slopes(measured, here, count)
-                write(flat, block.rows, block.gradient(slopes))
-                parts.append(measured)
-                values.append(value)
-            bound.note(parts, logits, count)
+                parts.append(block.measure(bound.measured))
+                write(flat, block.rows, block.gradient(bound.slopes(parts[-1], here, count)))
+            loss = bound.loss(parts, count, logits)
         ctx.save_for_backward(flat.view(logits.shape))
         ctx.overwritten, ctx.spent = storage is not None, False
-        return divide(join(values, "values", logits), count)
+        return loss
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None, None]:

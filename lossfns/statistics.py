@@ -177,8 +177,6 @@ def blocks(logits: Tensor, rows: Rows, room: Tensor | None = None) -> Iterator[B
     step = rows.per_chunk(width, dtype, logits.device)
     if room is None:  # little is done for each chunk, and memory counts in evaluation
         step = max(1, step // FEW)
-    elif room.dtype == dtype:  # hardly needs the buffer
-        step *= 2
     buffer = torch.empty((step, width), dtype=dtype, device=logits.device)
     for chunk in rows.chunks(step):
         x = read(logits, chunk, buffer)

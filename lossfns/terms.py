@@ -96,8 +96,7 @@ def focal(log_prob: Tensor, *, gamma: float = 2.0) -> Tensor:
     """
     if not gamma >= 0:
         raise ValueError(f"gamma must be >= 0, got {gamma}")
-    # Where p is 0 the weight is 1 and flat: through it, infinite log_prob times no slope would be NaN.
-    return -log_prob * (_miss(log_prob) ** gamma).masked_fill(log_prob == -math.inf, 1)
+    return -log_prob * probability_missed(possible(log_prob)) ** gamma
 
 
 def poly1(log_prob: Tensor, *, epsilon: float = 1.0) -> Tensor:
@@ -270,7 +269,7 @@ def unlikelihood(log_prob: Tensor, negative: Tensor) -> Tensor:
         >>> unlikelihood(torch.tensor([0.1, 0.1]).log(), torch.tensor([False, True]))
         tensor([2.3026, 0.1054])
     """
-    return torch.where(negative != 0, -_miss(log_prob).log(), -log_prob)
+    return torch.where(negative != 0, -probability_missed(log_prob).log(), -log_prob)
 
 
 def policy_gradient(log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, *, clip: float = 0.2) -> Tensor:
@@ -309,7 +308,12 @@ def check_smoothing(label_smoothing: float) -> None:
         raise ValueError(f"label_smoothing must be in [0, 1], got {label_smoothing}")
 
 
-def _miss(log_prob: Tensor) -> Tensor:
+def possible(log_prob: Tensor) -> Tensor:
+    """Log-probabilities, finite: below the bound p is 0 in any dtype, and nothing that depends on it has a slope."""
+    return log_prob.clamp(min=-1e3)
+
+
+def probability_missed(log_prob: Tensor) -> Tensor:
     """1 - p without cancellation; kept off exact 0, where a power below 1 has no slope."""
     return (-torch.expm1(log_prob)).clamp(min=torch.finfo(log_prob.dtype).tiny)
 
