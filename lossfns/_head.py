@@ -16,9 +16,10 @@ from .normalization import divide
 from .statistics import DISCRETE, Block, join
 
 # Bytes of the logits of one chunk: few beside a gradient of the head, and yet enough rows for its products. On a CPU
-# `CPU_HEAD_ROWS` are enough; more of them only where they stay in cache.
-CPU_HEAD_BYTES = 64 << 20
+# `CPU_HEAD_ROWS` are enough; more of them only where they stay in cache, and in whole vectors of rows.
+CPU_HEAD_BYTES = 80 << 20
 CPU_HEAD_ROWS = 256
+CPU_HEAD_VECTOR = 16
 DEVICE_HEAD_BYTES = 512 << 20
 
 
@@ -181,6 +182,7 @@ def _rows_at_once(hidden: Tensor, head: Head, rows: Rows) -> int:
     if hidden.device.type == "cpu":
         enough = max(CPU_HEAD_ROWS, rows_per_chunk(head.classes, dtype, hidden.device))
         most = min(CPU_HEAD_BYTES // (head.classes * dtype.itemsize), enough)
+        most -= most % CPU_HEAD_VECTOR if most > CPU_HEAD_VECTOR else 0
     else:
         most = DEVICE_HEAD_BYTES // (head.classes * dtype.itemsize)
     return max(1, min(most, len(rows)))

@@ -17,6 +17,11 @@ from ._autograd import unhooked
 from ._rows import compute_dtype, rows_per_chunk
 
 
+# On a CPU some hundred rows times a large float32 matrix is up to a third faster turned around, the matrix first; logits
+# of this many classes at a time stay in cache until they are turned back.
+CPU_CLASSES = 1024
+
+
 @dataclass(frozen=True)
 class Head:
     """What turns hidden states into logits.
@@ -120,9 +125,12 @@ class LinearProducts:
         self._bias = None if module.bias is None else module.bias.detach().to(dtype)
         self._room = torch.empty((step, head.classes), dtype=dtype, device=hidden.device)
         self._rows = hidden.new_empty(0)
+        self._turned = hidden.is_cpu and dtype == torch.float32
 
     def logits(self, rows: Tensor) -> Tensor:
         self._rows, room = rows.to(self._weight.dtype), self._room[: len(rows)]
+        if self._turned:
+            return self._turned_logits(room)
         if self._bias is None:
             return torch.mm(self._rows, self._weight.t(), out=room)
         return torch.addmm(self._bias, self._rows, self._weight.t(), out=room)
@@ -132,7 +140,15 @@ class LinearProducts:
             self._add_weight_gradient(self._of_weight, gradient)
         if self._of_bias is not None:
             self._of_bias.add_(gradient.sum(0, dtype=self._of_bias.dtype))
-        return gradient @ self._weight if self.of_hidden else None
+        if not self.of_hidden:
+            return None
+        return (self._weight.t() @ gradient.t()).t() if self._turned else gradient @ self._weight
+
+    def _turned_logits(self, room: Tensor) -> Tensor:
+        for start in range(0, room.shape[1], CPU_CLASSES):
+            some = slice(start, start + CPU_CLASSES)
+            room[:, some] = (self._weight[some] @ self._rows.t()).t()
+        return room if self._bias is None else room.add_(self._bias)
 
     def _add_weight_gradient(self, total: Tensor, gradient: Tensor) -> None:
         step = rows_per_chunk(total.shape[1], total.dtype, total.device)
