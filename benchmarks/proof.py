@@ -105,9 +105,12 @@ def read(benchmark: str) -> list[Row]:
 
 
 def commit() -> str:
-    """The state of the project that was tested."""
-    command = ["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    """The state of the project that was tested, with a mark if anything but results differs from it."""
+    revision, changes = (
+        subprocess.run(["git", "-C", str(REPOSITORY), *command], capture_output=True, text=True, check=True).stdout
+        for command in (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "--", ".", ":!benchmarks/results"])
+    )
+    return revision.strip() + "-dirty" * bool(changes)
 
 
 # --- sections of the report ------------------------------------------------------------------------------------------
