@@ -211,8 +211,10 @@ def work(head):
 
 @pytest.mark.parametrize("kind", ["linear", "with a bias"])
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
-def test_both_ways_to_multiply_agree(kind, autocast, monkeypatch):
-    """Bit for bit where everything is one chunk."""
+@pytest.mark.parametrize("classes", [1024, 4])
+def test_both_ways_to_multiply_agree(kind, autocast, classes, monkeypatch):
+    """The products by hand, of all classes at once or four at a time, and those of the module."""
+    monkeypatch.setattr(_products, "CPU_CLASSES", classes)
     head = seeded(HEADS[kind])
 
     def run():
@@ -223,6 +225,22 @@ def test_both_ways_to_multiply_agree(kind, autocast, monkeypatch):
     linear = run()
     monkeypatch.setattr(_products, "_is_plain", lambda module: False)
     torch.testing.assert_close(run(), linear, rtol=0, atol=1e-6 if autocast is None else 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("classes", "dtype", "most"),
+    [
+        (151_936, torch.float32, 128),
+        (151_936, torch.bfloat16, 256),
+        (49_152, torch.float32, 256),
+        (19, torch.float32, 999),
+    ],
+)
+def test_chunks_fill_vectors_of_rows(classes, dtype, most):
+    """As many rows as memory allows, in sixteens; those that there are, if they are fewer."""
+    head, h = Head(nn.Identity(), classes), torch.empty(999, 1, dtype=dtype)
+    rows = [align(torch.empty(count, 3), torch.zeros(count, dtype=torch.int64), shift=0).rows for count in (999, 7)]
+    assert [_head._rows_at_once(h, head, each) for each in rows] == [most, 7]
 
 
 def test_activation_checkpointing_around_the_loss():
