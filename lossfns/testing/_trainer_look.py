@@ -27,7 +27,7 @@ class Look:
     Attributes:
         trainer: the Trainer.
         batch: a training batch as the collator makes it.
-        errors: by stage ("batch", "forward", "loss", "evaluation", "reducer", "metric") what was raised there.
+        errors: by stage ("batch", "count", "forward", "loss", "evaluation", "reducer", "metric") what was raised there.
         count: what the Trainer counts over this batch.
         outputs: what the model returned.
         labels: what the loss is given as labels.
@@ -111,8 +111,9 @@ def look(trainer: Any) -> Look:
 
 def _train(seen: Look) -> None:
     trainer, function = seen.trainer, seen.trainer.compute_loss_func
-    with seen.stage("forward"):
+    with seen.stage("count"):
         _, seen.count = trainer.get_batch_samples(iter([seen.batch]), 1, trainer.args.device)
+    with seen.stage("forward"):
         trainer.compute_loss_func = None if function is None else _Spy(seen)
         inputs = trainer._prepare_inputs(dict(seen.batch))
         with trainer.compute_loss_context_manager():
