@@ -19,6 +19,11 @@ def since(release: str, of: str = "transformers") -> bool:
     return Version(metadata.version(of)) >= Version(release)
 
 
+COMPILES = pytest.mark.skipif(
+    since("5.0") and not since("2.7", of="torch"), reason="models of transformers 5 are compiled from torch 2.7 on"
+)
+
+
 def skip_unless_counted() -> None:
     """Leaves a test, or a module, out where labels in a dict are not counted, and our collators refuse to make them."""
     if not since("5.10"):

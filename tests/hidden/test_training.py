@@ -16,7 +16,7 @@ from lossfns import (
     z_loss,
 )
 from tests import tiny
-from tests.contract.probes import LossSpy, summed
+from tests.contract.probes import COMPILES, LossSpy, summed
 from tests.hidden.trained import ROWS, compare, gradients, lora
 
 FAMILIES = ["llama", "qwen2", "gemma2", "cohere", "granite", "gpt2"]
@@ -97,7 +97,7 @@ def test_virtual_tokens_of_prompt_tuning():
             id="not reentrant",
         ),
         pytest.param({"collator": tiny.pad_left}, id="padded at the left"),
-        pytest.param({"torch_compile": True, "torch_compile_backend": "eager"}, id="compiled"),
+        pytest.param({"torch_compile": True, "torch_compile_backend": "eager"}, id="compiled", marks=COMPILES),
     ],
 )
 def test_ways_to_train(arguments):

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from lossfns import causal_lm_loss, focal, masked_lm_loss, seq2seq_lm_loss, smoothed_cross_entropy, weighted_sum, z_loss
 from lossfns.collators import mask_first_label
 from tests import oracle, tiny
-from tests.contract.probes import skip_unless_counted
+from tests.contract.probes import COMPILES, skip_unless_counted
 
 ROWS = tiny.lm_rows(8)
 
@@ -228,6 +228,7 @@ def test_gradient_checkpointing(expected):
     assert_equal_parameters(tiny.parameters_after(trainer), expected)
 
 
+@COMPILES
 def test_torch_compile_of_the_trainer(expected):
     options = {"torch_compile": True, "torch_compile_backend": "eager"}
     trainer = tiny.trainer(tiny.model("llama"), ROWS, causal_lm_loss, **steps(2, **options))
