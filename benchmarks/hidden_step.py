@@ -114,7 +114,7 @@ def measure(case: str, sizes: Sizes, device: str, *, counted: bool) -> Row:
 
 
 def run(*, quick: bool, device: str) -> Iterator[Row]:
-    """What a process holds depends on how its heap falls apart: the steps have several."""
+    """What a process holds depends on how its heap falls apart, by a tenth: the steps have several."""
     sizes = QUICK if quick else FULL
     for case in CASES:
         harness.progress(f"hidden_step: {case}")

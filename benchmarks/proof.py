@@ -104,13 +104,18 @@ def read(benchmark: str) -> list[Row]:
     return json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
 
 
+WRITTEN = ("results", "charts", "RESULTS.md")
+
+
 def commit() -> str:
-    """The state of the project that was tested, with a mark if anything but results differs from it."""
-    revision, changes = (
-        subprocess.run(["git", "-C", str(REPOSITORY), *command], capture_output=True, text=True, check=True).stdout
-        for command in (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "--", ".", ":!benchmarks/results"])
-    )
-    return revision.strip() + "-dirty" * bool(changes)
+    """The state of the project that was tested, with a mark if a file that is kept, but no result, differs from it."""
+    changes = _git("diff", "HEAD", "--name-only", "--", ".", *(f":!benchmarks/{name}" for name in WRITTEN))
+    return _git("rev-parse", "--short", "HEAD") + "-dirty" * bool(changes)
+
+
+def _git(*command: str) -> str:
+    command = ("git", "-C", str(REPOSITORY), *command)
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 # --- sections of the report ------------------------------------------------------------------------------------------

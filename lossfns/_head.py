@@ -9,17 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from ._autograd import autocast_off, hand_over, refuse_second_order, refuse_transforms
-from ._products import Head, products
+from ._products import ROWS_OF_A_VECTOR, Head, products
 from ._rows import Rows, compute_dtype, read, rows_per_chunk, write
 from ._term_loss import BoundTerm, learns
 from .normalization import divide
 from .statistics import DISCRETE, Block, join
 
 # Bytes of the logits of one chunk: few beside a gradient of the head, and yet enough rows for its products. On a CPU
-# `CPU_HEAD_ROWS` are enough; more of them only where they stay in cache, and in whole vectors of rows.
+# `CPU_HEAD_ROWS` are enough; more of them only where they stay in cache.
 CPU_HEAD_BYTES = 80 << 20
 CPU_HEAD_ROWS = 256
-CPU_HEAD_VECTOR = 16
 DEVICE_HEAD_BYTES = 512 << 20
 
 
@@ -73,14 +72,18 @@ class _HeadTermLoss(torch.autograd.Function):
         ctx: Any, hidden: Tensor, head: Head, rows: Rows, bound: BoundTerm, count: Tensor, *parameters: nn.Parameter
     ) -> Tensor:
         parts: list[dict[str, Tensor]] = []
+        values: list[Tensor | None] = []
 
         def gradient(block: Block, here: slice) -> Tensor:
-            parts.append(block.measure(bound.measured))
-            return block.gradient(bound.slopes(parts[-1], here, count))
+            measured = block.measure(bound.measured)
+            value, slopes = bound.slopes(measured, here, count)
+            parts.append(measured)
+            values.append(value)
+            return block.gradient(slopes)
 
         ctx.save_for_backward(*_sweep(hidden, head, rows, gradient, parameters, of_hidden=ctx.needs_input_grad[0]))
         with autocast_off(hidden.device):
-            return bound.loss(parts, count, hidden)
+            return bound.loss(parts, values, count, hidden)
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
@@ -182,7 +185,8 @@ def _rows_at_once(hidden: Tensor, head: Head, rows: Rows) -> int:
     if hidden.device.type == "cpu":
         enough = max(CPU_HEAD_ROWS, rows_per_chunk(head.classes, dtype, hidden.device))
         most = min(CPU_HEAD_BYTES // (head.classes * dtype.itemsize), enough)
-        most -= most % CPU_HEAD_VECTOR if most > CPU_HEAD_VECTOR else 0
+        if most > ROWS_OF_A_VECTOR:
+            most -= most % ROWS_OF_A_VECTOR
     else:
         most = DEVICE_HEAD_BYTES // (head.classes * dtype.itemsize)
     return max(1, min(most, len(rows)))

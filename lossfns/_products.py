@@ -16,10 +16,12 @@ from torch import Tensor, nn
 from ._autograd import unhooked
 from ._rows import compute_dtype, rows_per_chunk
 
-
-# On a CPU some hundred rows times a large float32 matrix is up to a third faster turned around, the matrix first; logits
-# of this many classes at a time stay in cache until they are turned back.
-CPU_CLASSES = 1024
+# On a CPU a float32 product of some rows and the head is up to a third faster transposed, the head first, where the
+# rows fill the processor's vectors; else it is many times slower. Logits of so many classes stay in cache until they
+# are transposed back.
+ROWS_OF_A_VECTOR = 16
+FEWEST_TRANSPOSED = 64
+CLASSES_TRANSPOSED = 1024
 
 
 @dataclass(frozen=True)
@@ -125,12 +127,11 @@ class LinearProducts:
         self._bias = None if module.bias is None else module.bias.detach().to(dtype)
         self._room = torch.empty((step, head.classes), dtype=dtype, device=hidden.device)
         self._rows = hidden.new_empty(0)
-        self._turned = hidden.is_cpu and dtype == torch.float32
 
     def logits(self, rows: Tensor) -> Tensor:
         self._rows, room = rows.to(self._weight.dtype), self._room[: len(rows)]
-        if self._turned:
-            return self._turned_logits(room)
+        if _is_faster_transposed(room):
+            return self._transposed_logits(room)
         if self._bias is None:
             return torch.mm(self._rows, self._weight.t(), out=room)
         return torch.addmm(self._bias, self._rows, self._weight.t(), out=room)
@@ -142,11 +143,13 @@ class LinearProducts:
             self._of_bias.add_(gradient.sum(0, dtype=self._of_bias.dtype))
         if not self.of_hidden:
             return None
-        return (self._weight.t() @ gradient.t()).t() if self._turned else gradient @ self._weight
+        if _is_faster_transposed(gradient):
+            return (self._weight.t() @ gradient.t()).t()
+        return gradient @ self._weight
 
-    def _turned_logits(self, room: Tensor) -> Tensor:
-        for start in range(0, room.shape[1], CPU_CLASSES):
-            some = slice(start, start + CPU_CLASSES)
+    def _transposed_logits(self, room: Tensor) -> Tensor:
+        for start in range(0, room.shape[1], CLASSES_TRANSPOSED):
+            some = slice(start, start + CLASSES_TRANSPOSED)
             room[:, some] = (self._weight[some] @ self._rows.t()).t()
         return room if self._bias is None else room.add_(self._bias)
 
@@ -157,6 +160,11 @@ class LinearProducts:
                 some.addmm_(own.t(), self._rows)
             else:
                 some.add_(own.t() @ self._rows)
+
+
+def _is_faster_transposed(logits: Tensor) -> bool:
+    rows = len(logits)
+    return logits.is_cpu and logits.dtype == torch.float32 and rows >= FEWEST_TRANSPOSED and not rows % ROWS_OF_A_VECTOR
 
 
 def _zeros(parameters: Sequence[Tensor]) -> list[Tensor]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from ._autograd import autocast_off, hand_over, refuse_second_order, refuse_transforms, unhooked
 from ._notes import Notes, current_notes
 from ._rows import Rows, compute_dtype, write
-from ._slopes import Slopes, closed_form
+from ._slopes import Items, Slopes, closed_form
 from .alignment import Alignment
 from .normalization import divide, share
 from .statistics import blocks, check_overwritable, empty, gradient_room, join, row_statistics
@@ -77,32 +77,47 @@ class BoundTerm:
             )
         return reduce(mul, found)
 
-    def slopes(self, measured: Mapping[str, Tensor], here: slice, count: Tensor) -> dict[str, Tensor]:
-        """Derivative of the share that the items `here` have in the loss, by each statistic."""
+    def slopes(
+        self, measured: Mapping[str, Tensor], here: slice, count: Tensor
+    ) -> tuple[Tensor | None, dict[str, Tensor]]:
+        """Derivative of the share that the items `here` have in the loss, by each statistic.
+
+        Returns:
+            The values that were computed for it, or None, and the slopes.
+        """
         like = measured[self.fields[0]]
         if self._closed_form is not None:
-            given = {name: tensor[here] for name, tensor in self.given.items()}
-            upstream = share(like, count)
-            found = self._closed_form({**measured, **given})
-            return {name: (upstream * slope).to(like.dtype) for name, slope in found.items()}
+            extras = {name: tensor[here] for name, tensor in self.given.items()}
+            part, found = share(like, count), self._closed_form({**measured, **extras})
+            return None, {name: part * slope for name, slope in found.items()}
         with torch.enable_grad(), unhooked():
             leaves = {name: measured[name].detach().requires_grad_() for name in self.fields}
             values = self(leaves, here)
             if not values.requires_grad:
-                return {}
+                return values, {}
             by_leaf = torch.autograd.grad(values, list(leaves.values()), share(values, count), allow_unused=True)
-        return {name: slope for name, slope in zip(leaves, by_leaf, strict=True) if slope is not None}
+        return values.detach(), {name: slope for name, slope in zip(leaves, by_leaf, strict=True) if slope is not None}
 
     @cached_property
-    def _closed_form(self) -> Callable[[Mapping[str, Tensor]], Slopes] | None:
+    def _closed_form(self) -> Callable[[Items], Slopes] | None:
         return closed_form(self.term)
 
     @torch.no_grad()
-    def loss(self, parts: Sequence[Mapping[str, Tensor]], count: Tensor, logits: Tensor) -> Tensor:
-        """Sum of the values over all items, measured in `parts`, divided by `count`; what was measured is noted."""
-        measured = {name: join([part[name] for part in parts], name, logits) for name in self.measured}
+    def loss(
+        self, parts: Sequence[Mapping[str, Tensor]], values: Sequence[Tensor | None], count: Tensor, like: Tensor
+    ) -> Tensor:
+        """Sum of the values over all items divided by `count`; what was measured is noted.
+
+        Args:
+            parts: what was measured, chunk by chunk.
+            values: those of each chunk, or None where its slopes did not need them: then all are computed at once.
+            count: what to divide by.
+            like: the logits or hidden states.
+        """
+        measured = {name: join([part[name] for part in parts], name, like) for name in self.measured}
         self.note(measured, count)
-        return divide(self(measured), count)
+        known = [each for each in values if each is not None]
+        return divide(join(known, "values", like) if len(known) == len(parts) else self(measured), count)
 
     @torch.no_grad()
     def note(self, measured: Mapping[str, Tensor], count: Tensor) -> None:
@@ -199,14 +214,17 @@ class _TermLoss(torch.autograd.Function):
     def forward(
         ctx: Any, logits: Tensor, rows: Rows, bound: BoundTerm, count: Tensor, storage: Tensor | None
     ) -> Tensor:
-        parts, start = [], 0
+        parts, values, start = [], [], 0
         flat = gradient_room(logits, rows, storage)
         with autocast_off(logits.device):
             for block in blocks(logits if storage is None else storage, rows, flat):
                 here = slice(start, start := start + len(block.rows))
-                parts.append(block.measure(bound.measured))
-                write(flat, block.rows, block.gradient(bound.slopes(parts[-1], here, count)))
-            loss = bound.loss(parts, count, logits)
+                measured = block.measure(bound.measured)
+                value, slopes = bound.slopes(measured, here, count)
+                write(flat, block.rows, block.gradient(slopes))
+                parts.append(measured)
+                values.append(value)
+            loss = bound.loss(parts, values, count, logits)
         ctx.save_for_backward(flat.view(logits.shape))
         ctx.overwritten, ctx.spent = storage is not None, False
         return loss

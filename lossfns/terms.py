@@ -96,7 +96,7 @@ def focal(log_prob: Tensor, *, gamma: float = 2.0) -> Tensor:
     """
     if not gamma >= 0:
         raise ValueError(f"gamma must be >= 0, got {gamma}")
-    return -log_prob * probability_missed(possible(log_prob)) ** gamma
+    return -log_prob * probability_missed(finite_log_prob(log_prob)) ** gamma
 
 
 def poly1(log_prob: Tensor, *, epsilon: float = 1.0) -> Tensor:
@@ -308,8 +308,8 @@ def check_smoothing(label_smoothing: float) -> None:
         raise ValueError(f"label_smoothing must be in [0, 1], got {label_smoothing}")
 
 
-def possible(log_prob: Tensor) -> Tensor:
-    """Log-probabilities, finite: below the bound p is 0 in any dtype, and nothing that depends on it has a slope."""
+def finite_log_prob(log_prob: Tensor) -> Tensor:
+    """For functions of p, whose slope times an infinite log-probability would be NaN: below the bound p is 0 anyway."""
     return log_prob.clamp(min=-1e3)
 
 

@@ -139,7 +139,7 @@ def raised(seen: Look) -> Findings:
     """What was raised on the way."""
     advice = {
         "batch": "the collator and the dataset have to give a batch: see the message",
-        "count": "the Trainer counts labels by their place, `labels[..., 1:]`, and a dict of them by its shift_labels",
+        "count": "the Trainer has to be able to count the labels, or shift_labels beside them: see the message",
         "forward": "the model has to take this batch without its labels, which the Trainer gives to the loss alone",
         "loss": _loss_cure(seen) or "the loss has to fit this model and these labels: see the message",
         "evaluation": "the model has to take this batch in evaluation: see the message",
@@ -148,10 +148,11 @@ def raised(seen: Look) -> Findings:
     }
     if next(decoder_inputs(seen), None) is not None:
         advice |= dict.fromkeys(("forward", "evaluation"), "add the decoder inputs first")
-    if "count" in seen.errors:
-        advice["evaluation"] = "let the Trainer count the labels first"
+    # From Python 3.12 on a dict of labels raises where it is counted, and again in evaluation; `count` says what to do.
+    told = seen.errors.get("count") if isinstance(seen.labels, Mapping) and "given" in seen.losses else None
     for stage, message in seen.errors.items():
-        yield Finding(f"{stage} raised {message}", advice[stage])
+        if message != told:
+            yield Finding(f"{stage} raised {message}", advice[stage])
 
 
 def _loss_cure(seen: Look) -> str | None:

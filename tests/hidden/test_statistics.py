@@ -15,6 +15,7 @@ from lossfns.terms import STATISTICS
 from tests import oracle
 
 B, S, H, V = 2, 7, 5, 19
+DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 LABELS = torch.tensor([[3, 1, -100, 6, 9, 18, 0], [-100, -100, 2, 5, -100, 7, 7]])
 FIELDS = (*STATISTICS, "rank", "top_id")
 
@@ -211,10 +212,8 @@ def work(head):
 
 @pytest.mark.parametrize("kind", ["linear", "with a bias"])
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
-@pytest.mark.parametrize("classes", [1024, 4])
-def test_both_ways_to_multiply_agree(kind, autocast, classes, monkeypatch):
-    """The products by hand, of all classes at once or four at a time, and those of the module."""
-    monkeypatch.setattr(_products, "CPU_CLASSES", classes)
+def test_both_ways_to_multiply_agree(kind, autocast, monkeypatch):
+    """By hand and by the module."""
     head = seeded(HEADS[kind])
 
     def run():
@@ -227,6 +226,27 @@ def test_both_ways_to_multiply_agree(kind, autocast, classes, monkeypatch):
     torch.testing.assert_close(run(), linear, rtol=0, atol=1e-6 if autocast is None else 1e-3)
 
 
+@pytest.mark.parametrize("kind", ["linear", "with a bias"])
+@pytest.mark.parametrize("classes", [19, 1024, 4])
+def test_transposed_products_are_products(kind, classes, monkeypatch):
+    """Of all classes at once, and of some at a time."""
+    monkeypatch.setattr(_products, "CLASSES_TRANSPOSED", classes)
+    head = seeded(HEADS[kind])
+    rows, gradient = seeded(lambda: torch.randn(64, H + V)).split([H, V], dim=1)
+    work = LinearProducts(Head(head, V), rows, [head.weight], of_hidden=True, step=64)
+    assert _products._is_faster_transposed(work.logits(rows))
+    torch.testing.assert_close(work.logits(rows), head(rows), rtol=0, atol=1e-6)
+    torch.testing.assert_close(work.backward(gradient), gradient @ head.weight, rtol=0, atol=1e-5)
+    torch.testing.assert_close(work.sums[0], gradient.t() @ rows, rtol=0, atol=1e-5)
+
+
+def test_few_rows_and_other_dtypes_are_not_transposed():
+    """They would take many times as long."""
+    asked = {(rows, dtype): torch.empty(rows, V, dtype=dtype) for rows in (1, 63, 64, 65, 128) for dtype in DTYPES}
+    found = {key for key, logits in asked.items() if _products._is_faster_transposed(logits)}
+    assert found == {(64, torch.float32), (128, torch.float32)}
+
+
 @pytest.mark.parametrize(
     ("classes", "dtype", "most"),
     [
@@ -237,7 +257,7 @@ def test_both_ways_to_multiply_agree(kind, autocast, classes, monkeypatch):
     ],
 )
 def test_chunks_fill_vectors_of_rows(classes, dtype, most):
-    """As many rows as memory allows, in sixteens; those that there are, if they are fewer."""
+    """As many rows as memory allows, in sixteens, or all rows, if they are fewer."""
     head, h = Head(nn.Identity(), classes), torch.empty(999, 1, dtype=dtype)
     rows = [align(torch.empty(count, 3), torch.zeros(count, dtype=torch.int64), shift=0).rows for count in (999, 7)]
     assert [_head._rows_at_once(h, head, each) for each in rows] == [most, 7]

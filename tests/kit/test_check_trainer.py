@@ -415,6 +415,19 @@ MISTAKES = {
 }  # fmt: skip
 
 
+def test_labels_that_cannot_be_counted(monkeypatch, capsys):
+    """From Python 3.12 on the Trainer raises for a dict of labels; that is said once."""
+
+    def count(trainer, batches, device):
+        raise KeyError(..., slice(1, None))
+
+    monkeypatch.setattr(transformers.Trainer, "_get_num_items_in_batch", count)
+    report = check_trainer(causal(collator=dict_of_labels))
+    assert [name for name, _ in report.problems] == ["count"]
+    report = check_trainer(causal())
+    assert ("raised", True) in {(name, "shift_labels" in finding.fix) for name, finding in report.problems}
+
+
 @pytest.mark.parametrize(("make", "check", "message"), MISTAKES.values(), ids=MISTAKES.keys())
 def test_mistakes_are_found(make, check, message, capsys):
     report = check_trainer(make())

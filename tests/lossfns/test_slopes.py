@@ -44,17 +44,36 @@ TERMS = {
     "two factors": token_weighted(class_weighted(COMPOSED, [0.0, 0.5, 2.0])),
     "a sum of sums": weighted_sum((0.3, token_weighted(focal)), (2.0, COMPOSED)),
 }
+
+
+class Clipped(Combined):
+    """A sum that is changed afterwards."""
+
+    def __call__(self, **given):
+        return super().__call__(**given).clamp(max=1.0)
+
+
+class Unhashable:
+    __hash__ = None
+
+    def __call__(self, log_prob):
+        return -log_prob
+
+
 AUTOGRAD = {
     "a user's": lambda log_prob: -log_prob,
-    "a method": torch.nn.Identity(),
+    "a module": torch.nn.Identity(),
+    "a callable": Unhashable(),
     "not listed": policy_gradient,
     "a part is not listed": weighted_sum((1.0, cross_entropy), (1.0, asymmetric)),
-    "a factor that is measured": Combined((cross_entropy,), (1.0,), lambda log_prob: log_prob.exp()),
+    "a user's factor": Combined((cross_entropy,), (1.0,), lambda log_prob: log_prob.exp()),
+    "changed afterwards": Clipped((cross_entropy,), (1.0,)),
+    "a statistic that is bound": partial(smoothed_cross_entropy, torch.zeros(())),
 }
 
 
 def items(dtype=torch.float64):
-    """Usual items, then a label that is ruled out, one that is certain, and one of which both is nearly so."""
+    """Usual items, then labels that are ruled out, certain, or nearly so."""
     generator = torch.Generator().manual_seed(0)
     log_prob = torch.cat([-4 * torch.rand(20, generator=generator), torch.tensor([-math.inf, 0.0, -1e4, -1e-9, -80.0])])
     given = {name: torch.randn(len(log_prob), generator=generator).to(dtype) for name in STATISTICS}
@@ -64,7 +83,7 @@ def items(dtype=torch.float64):
 
 
 def by_autograd(term, given):
-    """Slope of each statistic, 0 where the value does not depend on it."""
+    """Slope of each statistic that the value depends on."""
     leaves = {name: given[name].clone().requires_grad_() for name in parameters(term) if name in STATISTICS}
     values = term(**{name: leaves.get(name, given[name]) for name in parameters(term)})
     found = torch.autograd.grad(values.sum(), list(leaves.values()), allow_unused=True)
@@ -104,26 +123,61 @@ def wrapped(term):
     return call
 
 
+@pytest.mark.parametrize("ruled_out", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["cross_entropy", "focal 0.5", "weights", "a sum of sums"])
-def test_a_loss_is_the_same_both_ways(name, dtype):
-    """One label is ruled out: its loss is infinite, its gradient is not."""
+def test_a_loss_is_the_same_both_ways(name, dtype, ruled_out):
+    """Also where the loss is infinite: its gradient is not."""
     generator = torch.Generator().manual_seed(1)
     logits = (3 * torch.randn(2, 9, 7, generator=generator)).to(dtype)
     labels = torch.randint(0, 7, (2, 9), generator=generator).index_fill_(1, torch.tensor([3]), -100)
-    logits[0, :, 2], labels[0, 6] = -math.inf, 2
+    if ruled_out:
+        logits[0, :, 2], labels[0, 6] = -math.inf, 2
     weights = torch.rand(2, 9, generator=generator).index_fill_(1, torch.tensor([5]), 0)
     term, called = TERMS[name], wrapped(TERMS[name])
-    extras = {"token_weights": weights} if "token_weights" in parameters(term) else {}
-    found = []
-    for each in (term, called):
-        leaf = logits.clone().requires_grad_()
-        loss = causal_lm_loss({"logits": leaf}, {"labels": labels, **extras}, term=each)
-        loss.backward()
-        found.append((loss, leaf.grad))
-    (loss, gradient), (other_loss, other_gradient) = found
     assert closed_form(called) is None
-    assert loss.isinf()
-    torch.testing.assert_close(loss, other_loss, rtol=0, atol=0)
+    (loss, gradient), (other_loss, other_gradient) = (step(logits, labels, weights, each) for each in (term, called))
+    assert bool(loss.isinf()) is ruled_out
+    torch.testing.assert_close(loss, other_loss, rtol=torch.finfo(loss.dtype).eps * 4, atol=0)
     assert gradient.isfinite().all()
     torch.testing.assert_close(gradient, other_gradient, rtol=torch.finfo(dtype).eps * 4, atol=1e-8)
+
+
+def step(logits, labels, weights, term):
+    """Loss and gradient of a language model."""
+    leaf = logits.clone().requires_grad_()
+    extras = {"token_weights": weights} if "token_weights" in parameters(term) else {}
+    loss = causal_lm_loss({"logits": leaf}, {"labels": labels, **extras}, term=term)
+    loss.backward()
+    return loss.detach(), leaf.grad
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("of_weights", [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool], ids=str)
+def test_weights_of_any_dtype_round_nothing_else(dtype, of_weights):
+    """The weights are what they are; all else is computed in the dtype of the statistics."""
+    generator = torch.Generator().manual_seed(2)
+    logits, labels = torch.randn(2, 9, 7, generator=generator).to(dtype), torch.arange(18).view(2, 9) % 7
+    weights = (2 * torch.rand(2, 9, generator=generator)).to(of_weights)
+    term = token_weighted(weighted_sum((1e-8, cross_entropy), (0.1, smoothed_cross_entropy)))
+    _, found = step(logits, labels, weights, term)
+    _, expected = step(logits.double(), labels, weights.double(), term)
+    torch.testing.assert_close(found, expected.to(dtype), rtol=0, atol=torch.finfo(dtype).eps)
+    assert found.any()
+
+
+def test_values_are_those_of_the_gradient():
+    """A term that draws, draws once for both."""
+    torch.manual_seed(0)
+    logits, labels = torch.randn(4, 33, 7), torch.arange(132).view(4, 33) % 7
+    drawn = []
+
+    def dropped(log_prob):
+        drawn.append(torch.rand_like(log_prob) > 0.5)
+        return -log_prob * drawn[-1]
+
+    loss, gradient = step(logits, labels, None, dropped)
+    kept = torch.cat(drawn[1:])  # the first is a trial on two items
+    expected = -logits[:, :-1].log_softmax(-1).gather(2, labels[:, 1:, None]).flatten()[kept].sum() / len(kept)
+    assert gradient[:, :-1].flatten(0, 1).any(-1).equal(kept)
+    torch.testing.assert_close(loss, expected)
