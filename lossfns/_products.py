@@ -20,7 +20,6 @@ from ._rows import compute_dtype, rows_per_chunk
 # rows fill the processor's vectors; else it is many times slower. Logits of so many classes stay in cache until they
 # are transposed back.
 ROWS_OF_A_VECTOR = 16
-FEWEST_TRANSPOSED = 64
 CLASSES_TRANSPOSED = 1024
 
 
@@ -163,8 +162,7 @@ class LinearProducts:
 
 
 def _is_faster_transposed(logits: Tensor) -> bool:
-    rows = len(logits)
-    return logits.is_cpu and logits.dtype == torch.float32 and rows >= FEWEST_TRANSPOSED and not rows % ROWS_OF_A_VECTOR
+    return logits.is_cpu and logits.dtype == torch.float32 and len(logits) % ROWS_OF_A_VECTOR == 0
 
 
 def _zeros(parameters: Sequence[Tensor]) -> list[Tensor]:
