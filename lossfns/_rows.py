@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,6 +15,8 @@ from torch import Tensor
 # than 64); elsewhere it has to be large enough to fill the device.
 CPU_CHUNK_BYTES = 14 << 20
 DEVICE_CHUNK_BYTES = 128 << 20
+# A run is worth a chunk of its own, which needs no gather, from this part of a chunk's rows on.
+FEWEST = 4
 # A comparison has about a dozen tensors of a chunk's size in hand at a time.
 COMPARED = 12
 
@@ -52,12 +55,17 @@ class Rows:
         assert self.targets is not None, "these rows have no targets"
         return self.targets
 
-    def chunks(self, step: int) -> Iterator[Rows]:
-        """Consecutive pieces of at most `step` rows."""
-        for start in range(0, len(self), step):
-            piece = slice(start, start + step)
+    def chunks(self, step: int, *, in_runs: bool = False) -> Iterator[Rows]:
+        """Consecutive pieces of at most `step` rows; `in_runs` ends them where a run ends, if they are long enough."""
+        bounds = [*_starts(self.index), len(self)] if in_runs and len(self) else [len(self)]
+        start = 0
+        while start < len(self):
+            next_run = bisect_left(bounds, min(start + max(step // FEWEST, 1), len(self)))
+            end = min(start + step, bounds[next_run])
+            piece = slice(start, end)
             targets = None if self.targets is None else self.targets[piece]
             yield replace(self, index=self.index[piece], on_device=self.on_device[piece], targets=targets)
+            start = end
 
     def per_chunk(self, width: int, dtype: torch.dtype, device: torch.device) -> int:
         """How many of these rows are walked at a time, in chunks of `dtype` on `device`, at least one."""
@@ -118,12 +126,17 @@ def runs(index: Tensor) -> list[tuple[slice, slice]]:
     """Increasing row numbers `(n,)` on the host as slices without a gap, each with the places it takes in the index."""
     if not index.numel():
         return []
-    starts = [0, *((index.diff() != 1).nonzero().flatten() + 1).tolist()]
+    starts = _starts(index)
     ends = [*starts[1:], index.numel()]
     first = index[starts].tolist()
     return [
         (slice(row, row + end - start), slice(start, end)) for row, start, end in zip(first, starts, ends, strict=True)
     ]
+
+
+def _starts(index: Tensor) -> list[int]:
+    """The places in increasing row numbers `(n,)`, at least one, where a run begins."""
+    return [0, *((index.diff() != 1).nonzero().flatten() + 1).tolist()]
 
 
 def _in_runs(flat: Tensor) -> bool:

@@ -67,7 +67,8 @@ def _closed_sum(term: Combined) -> Callable[[Items], Slopes] | None:
         total: Slopes = {}
         for weight, part in weighted:
             for name, slope in part(given).items():
-                total[name] = weight * slope + total.get(name, 0.0)
+                share = slope if weight == 1.0 else weight * slope
+                total[name] = total[name] + share if name in total else share
         if term.factor is None:
             return total
         weights = term.factor(**{name: given[name] for name in asked})

@@ -178,7 +178,7 @@ def blocks(logits: Tensor, rows: Rows, room: Tensor | None = None) -> Iterator[B
     if room is None:  # little is done for each chunk, and memory counts in evaluation
         step = max(1, step // FEW)
     buffer = torch.empty((step, width), dtype=dtype, device=logits.device)
-    for chunk in rows.chunks(step):
+    for chunk in rows.chunks(step, in_runs=logits.is_cpu and logits.dtype == dtype):
         x = read(logits, chunk, buffer)
         if x.data_ptr() == buffer.data_ptr():
             yield Block(x, x, chunk)

@@ -186,6 +186,22 @@ def check_head(case: Case) -> None:
             close(head.weight.grad, weight.grad, 32 * case.rounding)
 
 
+def walked_in_pieces(case: tuple[list[bool], int]) -> None:
+    """No row is lost or met twice; a gap within a piece stands in its first quarter only, or in a short piece."""
+    scored, step = case
+    index = torch.tensor(scored).nonzero().flatten()
+    pieces = [*_rows.Rows(index, index, None).chunks(step, in_runs=True)]
+    assert torch.cat([index[:0], *(piece.index for piece in pieces)]).equal(index)
+    for piece in pieces:
+        starts = (piece.index.diff() != 1).nonzero().flatten() + 1
+        assert 0 < len(piece) <= step
+        assert not any(start >= max(step // _rows.FEWEST, 1) for start in starts.tolist())
+
+
+def test_rows_in_pieces():
+    holds(walked_in_pieces, st.tuples(st.lists(st.booleans(), max_size=60), st.integers(1, 20)), number=300)
+
+
 def test_statistics_from_hidden_states():
     holds(check_head, cases(dtypes=FLOATS[:2], scales=(1.0,), dropped=False), number=40)
 
