@@ -91,7 +91,7 @@ def read(logits: Tensor, rows: Rows, out: Tensor) -> Tensor:
     flat = logits.view(-1, logits.shape[-1])
     if run is not None:
         return flat[run] if flat.dtype == out.dtype else block.copy_(flat[run])
-    if _in_runs(flat):
+    if are_wide(flat):
         for there, here in runs(rows.index):
             block[here].copy_(flat[there])
         return block
@@ -105,7 +105,7 @@ def write(flat: Tensor, rows: Rows, block: Tensor) -> None:
     if rows.run is not None:
         if block.data_ptr() != flat[rows.run].data_ptr():
             flat[rows.run].copy_(block)
-    elif _in_runs(flat):
+    elif are_wide(flat):
         for there, here in runs(rows.index):
             flat[there].copy_(block[here])
     else:
@@ -115,7 +115,7 @@ def write(flat: Tensor, rows: Rows, block: Tensor) -> None:
 def clear_others(flat: Tensor, rows: Rows) -> Tensor:
     """Set all rows of `flat` `(total, V)` but `rows` to 0, in place."""
     others = torch.ones(len(flat), dtype=torch.bool).index_fill_(0, rows.index, False).nonzero().flatten()
-    if not _in_runs(flat):
+    if not are_wide(flat):
         return flat.index_fill_(0, others.to(flat.device, non_blocking=True), 0)
     for there, _ in runs(others):
         flat[there].zero_()
@@ -139,9 +139,9 @@ def _starts(index: Tensor) -> list[int]:
     return [0, *((index.diff() != 1).nonzero().flatten() + 1).tolist()]
 
 
-def _in_runs(flat: Tensor) -> bool:
-    """Is it faster to copy slices one by one than to gather rows? On a CPU, where a row is more than a call."""
-    return flat.is_cpu and flat.shape[-1] * flat.dtype.itemsize > 16384
+def are_wide(logits: Tensor) -> bool:
+    """Is it faster to take slices one by one than to gather rows? On a CPU, where a row is more than a call."""
+    return logits.is_cpu and logits.shape[-1] * logits.dtype.itemsize > 16384
 
 
 def flattens(logits: Tensor) -> bool:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ._autograd import autocast_off, refuse_second_order, uncompiled, unhooked
-from ._rows import Rows, clear_others, compute_dtype, read, rows_per_chunk, write
+from ._rows import Rows, are_wide, clear_others, compute_dtype, read, rows_per_chunk, write
 from .alignment import IGNORED, align, check_logits
 from .terms import STATISTICS
 
@@ -178,7 +178,7 @@ def blocks(logits: Tensor, rows: Rows, room: Tensor | None = None) -> Iterator[B
     if room is None:  # little is done for each chunk, and memory counts in evaluation
         step = max(1, step // FEW)
     buffer = torch.empty((step, width), dtype=dtype, device=logits.device)
-    for chunk in rows.chunks(step, in_runs=logits.is_cpu and logits.dtype == dtype):
+    for chunk in rows.chunks(step, in_runs=logits.dtype == dtype and are_wide(logits)):
         x = read(logits, chunk, buffer)
         if x.data_ptr() == buffer.data_ptr():
             yield Block(x, x, chunk)
