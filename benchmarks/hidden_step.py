@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from reducers import sample_sums
 
 from . import assets, harness
 from .harness import Goal, Result, Row, Spread
+from .losses import DTYPES
 from .memory import peak_bytes, process_peak
 
 MIB = 1 << 20
@@ -93,9 +95,9 @@ def make_trainer(model: PreTrainedModel, rows: list[Row], folder: str, device: s
     return trainer
 
 
-def measure(case: str, sizes: Sizes, device: str, *, counted: bool) -> Row:
+def measure(case: str, dtype: str, sizes: Sizes, device: str, *, counted: bool) -> Row:
     """The peak of this process and, if `counted`, that of live tensor bytes in a second run of the same."""
-    model, tokenizer = assets.smollm2()
+    model, tokenizer = assets.smollm2(dtype=DTYPES[dtype])
     model.to(device)
     ids = tokenizer(assets.english_text())["input_ids"]
     pieces = [ids[start * sizes.length :][: sizes.length] for start in range(sizes.rows)]
@@ -116,49 +118,49 @@ def measure(case: str, sizes: Sizes, device: str, *, counted: bool) -> Row:
 def run(*, quick: bool, device: str) -> Iterator[Row]:
     """What a process holds depends on how its heap falls apart, by a tenth: the steps have several."""
     sizes = QUICK if quick else FULL
-    for case in CASES:
-        harness.progress(f"hidden_step: {case}")
+    for dtype, case in product(DTYPES, CASES):
+        harness.progress(f"hidden_step: {case}, {dtype}")
         processes = sizes.processes if case in (STOCK_STEP, STEP) else 1
         found = [
-            harness.in_a_process(partial(measure, case, sizes, device, counted=not number))
+            harness.in_a_process(partial(measure, case, dtype, sizes, device, counted=not number))
             for number in range(processes)
         ]
-        yield {"case": case, **found[0], "process": [row["process"] for row in found]}
+        yield {"case": case, "dtype": dtype, **found[0], "process": [row["process"] for row in found]}
 
 
 def report(results: Sequence[Result]) -> str:
     parts = [
-        "Real weights in float32, 4 x 512 tokens. *Process* is the most a fresh process ever held (GPU: what torch "
-        "handed out), of several the median with quartiles; *peak* is that of live tensor bytes above the start of a "
-        "second run.",
+        "Real weights, in bfloat16 as they are published and in float32, 4 x 512 tokens. *Process* is the most a fresh "
+        "process ever held (GPU: what torch handed out), of several the median with quartiles; *peak* is that of live "
+        "tensor bytes above the start of a second run.",
     ]
     for result in results:
         parts += [f"### {harness.title(result)}", harness.provenance(result)]
         if not result.quick and result.device == "cpu":
-            parts.append(harness.goals_table(goals(result.rows)))
+            parts.append(harness.goals_table([goal for dtype in DTYPES for goal in goals(result.rows, dtype)]))
         parts.append(table(result.rows))
     return "\n\n".join(parts)
 
 
-def goals(rows: Sequence[Row]) -> list[Goal]:
-    found = {row["case"]: row for row in rows}
+def goals(rows: Sequence[Row], dtype: str) -> list[Goal]:
+    found = {row["case"]: row for row in rows if row["dtype"] == dtype}
     if not CASES.keys() <= found.keys():  # a run that was interrupted
         return []
     logits = found[STEP]["logits_bytes"]
     stock_process, process = (Spread.of(found[case]["process"]).median for case in (STOCK_STEP, STEP))
     return [
         Goal(
-            "a step: process peak over that with the stock loss less 2.5 float32 copies of the logits",
+            f"{dtype}, a step: process peak over that with the stock loss less 2.5 float32 copies of the logits",
             1.0,
             process / (stock_process - 2.5 * logits),
         ),
         Goal(
-            "a step: the same of live tensor bytes",
+            f"{dtype}, a step: the same of live tensor bytes",
             1.0,
             found[STEP]["peak"] / (found[STOCK_STEP]["peak"] - 2.5 * logits),
         ),
         Goal(
-            "an evaluation: peak above the forward alone, in float32 logits",
+            f"{dtype}, an evaluation: peak above the forward alone, in float32 logits",
             0.05,
             (found[EVALUATION]["peak"] - found[FORWARD]["peak"]) / logits,
         ),
@@ -167,10 +169,18 @@ def goals(rows: Sequence[Row]) -> list[Goal]:
 
 def table(rows: Sequence[Row]) -> str:
     return harness.table(
-        ("SmolLM2-135M in the stock Trainer", "processes", "process, MiB", "peak, MiB", "one float32 copy, MiB"),
+        (
+            "SmolLM2-135M in the stock Trainer",
+            "dtype",
+            "processes",
+            "process, MiB",
+            "peak, MiB",
+            "one float32 copy, MiB",
+        ),
         [
             [
                 row["case"],
+                row["dtype"],
                 str(len(row["process"])),
                 f"{Spread.of([peak / MIB for peak in row['process']]):.0f}",
                 *(f"{row[name] / MIB:.0f}" for name in ("peak", "logits_bytes")),

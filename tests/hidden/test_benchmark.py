@@ -99,16 +99,17 @@ def test_each_number_is_held_against_its_limit(rows):
 
 def test_the_step_that_must_save_two_and_a_half_copies():
     """The median of its processes counts."""
-    rows = [
+    found = [
         {"case": hidden_step.STOCK_STEP, "process": [1100, 1000, 900], "peak": 900, "logits_bytes": 100},
         {"case": hidden_step.STEP, "process": [900, 740, 700], "peak": 640, "logits_bytes": 100},
         {"case": hidden_step.EVALUATION, "process": [90], "peak": 84, "logits_bytes": 100},
         {"case": hidden_step.FORWARD, "process": [90], "peak": 80, "logits_bytes": 100},
     ]
-    assert [goal.reached for goal in hidden_step.goals(rows)] == [True] * 3
-    assert hidden_step.goals(rows)[2].measured == 0.04
+    rows = [row | {"dtype": "bfloat16"} for row in found]
+    assert [goal.reached for goal in hidden_step.goals(rows, "bfloat16")] == [True] * 3
+    assert hidden_step.goals(rows, "bfloat16")[2].measured == 0.04
     rows[1] |= {"process": [760, 760, 700], "peak": 660}
-    assert [goal.reached for goal in hidden_step.goals(rows)] == [False, False, True]
+    assert [goal.reached for goal in hidden_step.goals(rows, "bfloat16")] == [False, False, True]
 
 
 def test_the_peak_of_a_process_only_grows():
