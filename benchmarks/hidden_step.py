@@ -33,7 +33,7 @@ class Sizes:
     processes: int
 
 
-FULL = Sizes(rows=4, length=512, processes=5)
+FULL = Sizes(rows=4, length=512, processes=3)
 QUICK = Sizes(rows=2, length=32, processes=1)
 
 STOCK_STEP, STEP = "a step, stock loss", "a step, from hidden states"

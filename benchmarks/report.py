@@ -78,7 +78,12 @@ SECTIONS = (
         ("default", "kept"),
         HIDDEN,
     ),
-    Section("Logits that never exist: a real model in the Trainer", "hidden_step", hidden_step.report),
+    Section(
+        "Logits that never exist: a real model in the Trainer",
+        "hidden_step",
+        hidden_step.report,
+        ("default", "returned"),
+    ),
     Section("Evaluation: what the stock Trainer keeps", "evaluation", evaluation.report, comparison=EVALUATION),
     Section("Metrics: seven scores of the same arrays", "metrics", metrics.report, comparison=SCORES),
     Section("Metrics: tokens, entities and intervals", "metrics_tasks", metrics_tasks.report, comparison=SCORES),

@@ -159,7 +159,9 @@ def _sweep(
                     write(room.view(-1, hidden.shape[-1]), some, of_rows)
             start += len(some)
             del z  # before the next logits are made
-    return [room, *(total.to(own.dtype) for total, own in zip(work.sums, parameters, strict=True))]
+    sums = work.sums
+    del work  # its logits, before the sums are copied
+    return [room, *(total.to(own.dtype) for total, own in zip(sums, parameters, strict=True))]
 
 
 def _show(z: Tensor, head: Head, rows: Rows, visit: Callable[[Block, slice], Tensor | None], start: int) -> None:
