@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ._autograd import autocast_off, hand_over, refuse_second_order, refuse_transforms
 from ._products import ROWS_OF_A_VECTOR, Head, products
 from ._rows import Rows, compute_dtype, read, rows_per_chunk, write
-from ._term_loss import BoundTerm, learns
+from ._term_loss import BoundTerm, OnePass, learns
 from .normalization import divide
 from .statistics import DISCRETE, Block, join
 
@@ -71,19 +71,10 @@ class _HeadTermLoss(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, head: Head, rows: Rows, bound: BoundTerm, count: Tensor, *parameters: nn.Parameter
     ) -> Tensor:
-        parts: list[dict[str, Tensor]] = []
-        values: list[Tensor | None] = []
-
-        def gradient(block: Block, here: slice) -> Tensor:
-            measured = block.measure(bound.measured)
-            value, slopes = bound.slopes(measured, here, count)
-            parts.append(measured)
-            values.append(value)
-            return block.gradient(slopes)
-
-        ctx.save_for_backward(*_sweep(hidden, head, rows, gradient, parameters, of_hidden=ctx.needs_input_grad[0]))
-        with autocast_off(hidden.device):
-            return bound.loss(parts, values, count, hidden)
+        one_pass = OnePass(bound, count)
+        found = _sweep(hidden, head, rows, one_pass.gradient, parameters, of_hidden=ctx.needs_input_grad[0])
+        ctx.save_for_backward(*found)
+        return one_pass.loss(hidden)
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:

@@ -15,8 +15,8 @@ from torch import Tensor
 # than 64); elsewhere it has to be large enough to fill the device.
 CPU_CHUNK_BYTES = 14 << 20
 DEVICE_CHUNK_BYTES = 128 << 20
-# A run is worth a chunk of its own, which needs no gather, from this part of a chunk's rows on.
-FEWEST = 4
+# A chunk is split at most so often, for runs of rows that then need no gather.
+RUNS_A_CHUNK = 4
 # A comparison has about a dozen tensors of a chunk's size in hand at a time.
 COMPARED = 12
 
@@ -56,11 +56,11 @@ class Rows:
         return self.targets
 
     def chunks(self, step: int, *, in_runs: bool = False) -> Iterator[Rows]:
-        """Consecutive pieces of at most `step` rows; `in_runs` ends them where a run ends, if they are long enough."""
+        """Consecutive pieces of at most `step` rows, `in_runs` split at gaps where they are not too short for it."""
         bounds = [*_starts(self.index), len(self)] if in_runs and len(self) else [len(self)]
         start = 0
         while start < len(self):
-            next_run = bisect_left(bounds, min(start + max(step // FEWEST, 1), len(self)))
+            next_run = bisect_left(bounds, min(start + max(step // RUNS_A_CHUNK, 1), len(self)))
             end = min(start + step, bounds[next_run])
             piece = slice(start, end)
             targets = None if self.targets is None else self.targets[piece]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from operator import mul
 from typing import Any
@@ -17,7 +17,7 @@ from ._rows import Rows, compute_dtype, write
 from ._slopes import Items, Slopes, closed_form
 from .alignment import Alignment
 from .normalization import divide, share
-from .statistics import blocks, check_overwritable, empty, gradient_room, join, row_statistics
+from .statistics import Block, blocks, check_overwritable, empty, gradient_room, join, row_statistics
 from .terms import STATISTICS, Term, factors, name_of, parameters, plain_name, summands
 
 
@@ -103,23 +103,6 @@ class BoundTerm:
         return closed_form(self.term)
 
     @torch.no_grad()
-    def loss(
-        self, parts: Sequence[Mapping[str, Tensor]], values: Sequence[Tensor | None], count: Tensor, like: Tensor
-    ) -> Tensor:
-        """Sum of the values over all items divided by `count`; what was measured is noted.
-
-        Args:
-            parts: what was measured, chunk by chunk.
-            values: those of each chunk, or None where its slopes did not need them: then all are computed at once.
-            count: what to divide by.
-            like: the logits or hidden states.
-        """
-        measured = {name: join([part[name] for part in parts], name, like) for name in self.measured}
-        self.note(measured, count)
-        known = [each for each in values if each is not None]
-        return divide(join(known, "values", like) if len(known) == len(parts) else self(measured), count)
-
-    @torch.no_grad()
     def note(self, measured: Mapping[str, Tensor], count: Tensor) -> None:
         """Leave what was measured of all items to whoever watches."""
         if self.notes is None:
@@ -136,6 +119,42 @@ class BoundTerm:
             values = summand(**{name: measured[name] for name in self.fields}, **self.given)
             values = values if chances is None else values * chances
             self.notes.parts.append((plain_name(summand), divide(values, count)))
+
+
+@dataclass(frozen=True)
+class OnePass:
+    """A term's loss and gradient while the chunks go by.
+
+    Attributes:
+        bound: the term.
+        count: what the loss is divided by.
+        parts: what was measured so far, chunk by chunk.
+        values: the term's values, chunk by chunk; none where its slopes do not need them.
+    """
+
+    bound: BoundTerm
+    count: Tensor
+    parts: list[dict[str, Tensor]] = field(default_factory=list)
+    values: list[Tensor] = field(default_factory=list)
+
+    def gradient(self, block: Block, here: slice) -> Tensor:
+        """The loss's gradient by the logits of the next chunk, the items `here`: `(r, V)`."""
+        measured = block.measure(self.bound.measured)
+        values, slopes = self.bound.slopes(measured, here, self.count)
+        self.parts.append(measured)
+        if values is not None:
+            self.values.append(values)
+        return block.gradient(slopes)
+
+    @torch.no_grad()
+    def loss(self, like: Tensor) -> Tensor:
+        """The loss of all chunks, 0-d in the compute dtype of the logits or hidden states `like`."""
+        with autocast_off(like.device):
+            measured = {name: join([part[name] for part in self.parts], name, like) for name in self.bound.measured}
+            self.bound.note(measured, self.count)
+            has_values = len(self.values) == len(self.parts)
+            values = join(self.values, "values", like) if has_values else self.bound(measured)
+            return divide(values, self.count)
 
 
 def bind(
@@ -214,20 +233,15 @@ class _TermLoss(torch.autograd.Function):
     def forward(
         ctx: Any, logits: Tensor, rows: Rows, bound: BoundTerm, count: Tensor, storage: Tensor | None
     ) -> Tensor:
-        parts, values, start = [], [], 0
+        one_pass, start = OnePass(bound, count), 0
         flat = gradient_room(logits, rows, storage)
         with autocast_off(logits.device):
             for block in blocks(logits if storage is None else storage, rows, flat):
                 here = slice(start, start := start + len(block.rows))
-                measured = block.measure(bound.measured)
-                value, slopes = bound.slopes(measured, here, count)
-                write(flat, block.rows, block.gradient(slopes))
-                parts.append(measured)
-                values.append(value)
-            loss = bound.loss(parts, values, count, logits)
+                write(flat, block.rows, one_pass.gradient(block, here))
         ctx.save_for_backward(flat.view(logits.shape))
         ctx.overwritten, ctx.spent = storage is not None, False
-        return loss
+        return one_pass.loss(logits)
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None, None]:

@@ -69,6 +69,23 @@ def test_a_status_that_contradicts_the_outcomes_is_no_proof(outcomes, monkeypatc
         proof.run_tests(sys.executable)
 
 
+def test_results_do_not_change_what_was_tested(tmp_path, monkeypatch):
+    monkeypatch.setattr(proof, "REPOSITORY", tmp_path)
+    own, result = tmp_path / "own.py", tmp_path / "benchmarks" / "results" / "versions.json"
+    result.parent.mkdir(parents=True)
+    own.write_text("1")
+    result.write_text("{}")
+    identity = ("-c", "user.name=x", "-c", "user.email=x@x")
+    for command in (("init",), ("add", "."), (*identity, "commit", "-m", "all")):
+        subprocess.run(["git", "-C", str(tmp_path), *command], check=True, capture_output=True)
+    clean = proof.commit()
+    result.write_text("{1}")
+    (tmp_path / "scratch").write_text("untracked")
+    assert proof.commit() == clean
+    own.write_text("2")
+    assert proof.commit() == f"{clean}-dirty"
+
+
 def test_the_report_shows_what_the_files_hold(outcomes, monkeypatch, tmp_path):
     monkeypatch.setattr(proof, "RESULTS", tmp_path)
     names = dict.fromkeys(("transformers", "torch", "python", "accelerate", "numpy", "peft"), "1.2")

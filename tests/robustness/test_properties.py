@@ -195,7 +195,7 @@ def walked_in_pieces(case: tuple[list[bool], int]) -> None:
     for piece in pieces:
         starts = (piece.index.diff() != 1).nonzero().flatten() + 1
         assert 0 < len(piece) <= step
-        assert not any(start >= max(step // _rows.FEWEST, 1) for start in starts.tolist())
+        assert not any(start >= max(step // _rows.RUNS_A_CHUNK, 1) for start in starts.tolist())
 
 
 def test_rows_in_pieces():
