@@ -3,6 +3,7 @@
 A term takes 1-D float32 tensors of one length, bound by parameter name, and returns values of that length. Parameters
 without a default are statistics (`log_prob`, `log_normalizer`, `mean_logit`, `entropy`), the `labels`, or extra tensors
 of a dict of labels; parameters with a default are options, bound with `functools.partial`.
+The same tensors give the same values: a term sees a few items at a time, two made-up ones first, and all for `watch`.
 """
 
 from __future__ import annotations

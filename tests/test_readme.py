@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 import lossfns
 import metrics
@@ -35,7 +34,6 @@ def namespace():
             all_special_ids=[],
             batch_decode=lambda rows, **_: ["ab" for _ in rows],
         ),
-        "token_lengths": torch.ones(tiny.VOCAB, dtype=torch.int64),
         "args": tiny.arguments(max_steps=1, learning_rate=0.01),
         "train_dataset": rows,
         "eval_dataset": rows,
