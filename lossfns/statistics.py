@@ -15,6 +15,7 @@ with p = softmax(x). `entropy` and `mean_logit` leave out logits of -inf; a NaN 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -23,13 +24,15 @@ import torch
 from torch import Tensor
 
 from ._autograd import autocast_off, refuse_second_order, uncompiled, unhooked
-from ._rows import Rows, are_wide, clear_others, compute_dtype, read, rows_per_chunk, write
+from ._rows import Rows, are_wide, clear_others, compute_dtype, read, rows_per_chunk, untouched_zeros, write
 from .alignment import IGNORED, align, check_logits
 from .terms import STATISTICS
 
 DISCRETE = ("rank", "top_id")
 # Part of a chunk that is walked, or compared, at a time where memory counts more than calls.
 FEW = 4
+# Above this share of scored rows it is not worth it to get the others as memory that is zero already.
+MOSTLY_SCORED = 0.75
 _FROM_SOFTMAX = frozenset({"log_prob", "log_normalizer", "entropy"})
 
 
@@ -140,8 +143,12 @@ def join(parts: Sequence[Tensor], name: str, logits: Tensor) -> Tensor:
 
 def gradient_room(logits: Tensor, rows: Rows, storage: Tensor | None = None) -> Tensor:
     """Room for the gradient, `(total, V)`: rows that are not scored are 0, the others still to be written."""
-    room = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device) if storage is None else storage
-    return clear_others(room.view(-1, logits.shape[-1]), rows)
+    flat = (-1, logits.shape[-1])
+    if storage is not None:
+        return clear_others(storage.view(flat), rows)
+    if are_wide(logits) and len(rows) <= MOSTLY_SCORED * logits.shape[:-1].numel():
+        return untouched_zeros(logits.shape, logits.dtype).view(flat)
+    return clear_others(torch.empty(logits.shape, dtype=logits.dtype, device=logits.device).view(flat), rows)
 
 
 def check_overwritable(logits: Tensor) -> None:
@@ -279,7 +286,7 @@ class Block:
     @cached_property
     def _dropped(self) -> Tensor | None:
         """Where logits are -inf; None where the sum shows, at no cost on a CPU, that none is."""
-        if self.x.is_cpu and bool(self._sum.isfinite().all()):
+        if self.x.is_cpu and math.isfinite(self._sum.sum()):
             return None
         return self.x == -torch.inf
 
@@ -292,9 +299,9 @@ class Block:
         return self._sum if self._dropped is None else self.x.masked_fill(self._dropped, 0).sum(-1)
 
     @cached_property
-    def _finite_count(self) -> Tensor:
+    def _finite_count(self) -> Tensor | int:
         width = self.x.shape[-1]
-        return torch.full_like(self._sum, width) if self._dropped is None else width - self._dropped.sum(-1)
+        return width if self._dropped is None else width - self._dropped.sum(-1)
 
 
 def _rank(x: Tensor, labels: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from transformers.loss.loss_utils import ForCausalLMLoss
 
 from benchmarks.memory import LiveBytes, Peak, peak_bytes, resident_peak
-from lossfns import causal_lm_loss
+from lossfns import causal_lm_loss, statistics
 
 KIB = 1024
 SLACK = 256  # bytes: 0-d losses, counts and ones
@@ -253,6 +253,27 @@ def test_a_step_that_releases_its_logits(overwrite, copies):
         loss.backward()
 
     assert size <= peak_bytes(step).peak <= copies * size
+
+
+def half_ignored_gradient(logits: torch.Tensor) -> torch.Tensor:
+    labels = torch.arange(1024).view(2, 512)
+    labels[:, :256] = -100
+    return torch.autograd.grad(causal_lm_loss({"logits": logits}, labels), logits)[0]
+
+
+def test_a_gradient_half_of_which_stays_zero_counts_in_full():
+    """Python allocates it, not torch: the counter must not take it for something that was there before."""
+    logits = torch.zeros(HEADLINE, dtype=torch.bfloat16, requires_grad=True)
+    assert logits.nbytes <= peak_bytes(lambda: half_ignored_gradient(logits)).peak <= 1.1 * logits.nbytes
+
+
+@pytest.mark.parametrize(("mostly_scored", "share"), [(statistics.MOSTLY_SCORED, (0.5, 0.65)), (0.0, (1.0, 1.15))])
+def test_pages_of_ignored_rows_stay_untouched(monkeypatch, mostly_scored, share):
+    """Of the process's memory it takes half, until someone writes there; cleared by hand it takes all."""
+    monkeypatch.setattr(statistics, "MOSTLY_SCORED", mostly_scored)
+    logits = torch.zeros(HEADLINE, dtype=torch.bfloat16, requires_grad=True)
+    taken = resident_peak(lambda: half_ignored_gradient(logits))
+    assert share[0] <= taken / logits.nbytes <= share[1]
 
 
 @pytest.mark.parametrize("broken", [CountsTensorsNotStorages, NeverFrees, MissesBackward, ForgetsTheStart])
