@@ -275,6 +275,7 @@ def in_a_process(fn: Callable[[], Any], *, limit: float | None = None) -> Any:
 
 
 def _send_result(fn: Callable[[], Any], connection: Any) -> None:
+    gc.freeze()  # as in `main`
     try:
         message = fn(), ""
     except Exception as error:  # whatever it is, it is the result

@@ -4,7 +4,6 @@
 the report continues the line through what was.
 """
 
-import gc
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -168,9 +167,9 @@ FIELDS = (
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
-def measure(field: Field, vocabulary: int, sizes: Sizes, device: str, known: Sequence[Row]) -> Iterator[Row]:
+def measure(field: Field, vocabulary: int, sizes: Sizes, device: str, known: Sequence[Row]) -> list[Row]:
     """A row for each loss and number of tokens; `known` are the rows of this field for other vocabularies."""
-    known = [*known]
+    found: list[Row] = []
     failed = {row["loss"] for row in known if "reason" in row}
     for tokens in sizes.tokens:
         harness.progress(f"peers: {field.name}, {tokens:,} tokens x {vocabulary:,}")
@@ -183,13 +182,14 @@ def measure(field: Field, vocabulary: int, sizes: Sizes, device: str, known: Seq
         given = field.make(vocabulary, tokens, device)
         rows: dict[str, Row] = {}
         for loss in field.losses:
-            if loss.name in failed or too_much(loss.name, case, known):
+            if loss.name in failed or too_much(loss.name, case, [*known, *found]):
                 continue
             try:
                 rows[loss.name] = case | {"loss": loss.name} | first_runs(loss, given, device)
             except Exception as error:  # whatever it is, it is what the report says of this peer
                 failed.add(loss.name)
-                yield case | {"loss": loss.name, "reason": " ".join(f"{type(error).__name__}: {error}".split())[:160]}
+                reason = " ".join(f"{type(error).__name__}: {error}".split())[:160]
+                found.append(case | {"loss": loss.name, "reason": reason})
         here = [loss for loss in field.losses if loss.name in rows]
         if not here:
             continue
@@ -200,9 +200,8 @@ def measure(field: Field, vocabulary: int, sizes: Sizes, device: str, known: Seq
             warm=True,
         )
         errors = given.errors([loss for loss in here if loss.exact]) if tokens == BLOCK else {}
-        for name, row in rows.items():
-            known.append(row | {"seconds": seconds[name]} | errors.get(name, {}))
-            yield known[-1]
+        found += [row | {"seconds": seconds[name]} | errors.get(name, {}) for name, row in rows.items()]
+    return found
 
 
 def first_runs(loss: Loss, given: Input, device: str) -> Row:
@@ -229,18 +228,12 @@ def too_much(name: str, case: Row, known: Sequence[Row]) -> bool:
 def run(*, quick: bool, device: str) -> Iterator[Row]:
     """Each field and vocabulary in a process of its own: an allocator that keeps memory also keeps what others left."""
     sizes = QUICK if quick else FULL
-    for number in range(len(FIELDS)):
+    for field in FIELDS:
         known: list[Row] = []
         for vocabulary in sizes.vocabularies:
-            rows = harness.in_a_process(partial(_all_of, number, vocabulary, sizes, device, known))
+            rows = harness.in_a_process(partial(measure, field, vocabulary, sizes, device, known))
             known += rows
             yield from rows
-
-
-def _all_of(number: int, vocabulary: int, sizes: Sizes, device: str, known: Sequence[Row]) -> list[Row]:
-    """What `measure` yields for the field of this number; a field itself cannot be sent to another process."""
-    gc.freeze()
-    return [*measure(FIELDS[number], vocabulary, sizes, device, known)]
 
 
 # --- the report -------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from io import BytesIO
@@ -126,17 +126,18 @@ def clear_others(flat: Tensor, rows: Rows) -> Tensor:
     return flat
 
 
-def untouched_zeros(shape: torch.Size, dtype: torch.dtype) -> Tensor:
-    """Zeros on the CPU, contiguous, that are not written: large ones are pages the system fills at their first use.
+def untouched_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Contiguous zeros on the CPU that nobody wrote: large ones are pages the system fills at their first use.
 
-    Python's bytes come from calloc, torch's zeros from malloc and a pass that touches every page: a gradient of which
-    half the rows stay 0 took twice as long. No copy is made: nobody else holds the bytes.
+    Python's bytes come from calloc; torch's zeros are memory from malloc and a pass that touches every page of it. The
+    stream hands out the bytes themselves, not a copy, because nobody else holds them.
     """
     nbytes = math.prod(shape) * dtype.itemsize
     raw = torch.frombuffer(BytesIO(bytes(nbytes + ALIGNED)).getbuffer(), dtype=torch.uint8)
     first = -raw.data_ptr() % ALIGNED // dtype.itemsize
-    room = torch.empty(0, dtype=dtype)
-    return room.set_(raw.untyped_storage(), first, shape)  # type: ignore[no-any-return, call-overload]
+    zeros = torch.empty(0, dtype=dtype)
+    zeros.set_(raw.untyped_storage(), first, shape)  # type: ignore[call-overload]
+    return zeros
 
 
 def runs(index: Tensor) -> list[tuple[slice, slice]]:

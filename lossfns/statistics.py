@@ -143,12 +143,11 @@ def join(parts: Sequence[Tensor], name: str, logits: Tensor) -> Tensor:
 
 def gradient_room(logits: Tensor, rows: Rows, storage: Tensor | None = None) -> Tensor:
     """Room for the gradient, `(total, V)`: rows that are not scored are 0, the others still to be written."""
-    flat = (-1, logits.shape[-1])
-    if storage is not None:
-        return clear_others(storage.view(flat), rows)
-    if are_wide(logits) and len(rows) <= MOSTLY_SCORED * logits.shape[:-1].numel():
-        return untouched_zeros(logits.shape, logits.dtype).view(flat)
-    return clear_others(torch.empty(logits.shape, dtype=logits.dtype, device=logits.device).view(flat), rows)
+    shape = (logits.shape[:-1].numel(), logits.shape[-1])
+    if storage is None and are_wide(logits) and len(rows) <= MOSTLY_SCORED * shape[0]:
+        return untouched_zeros(shape, logits.dtype)
+    room = torch.empty(shape, dtype=logits.dtype, device=logits.device) if storage is None else storage.view(shape)
+    return clear_others(room, rows)
 
 
 def check_overwritable(logits: Tensor) -> None:

@@ -142,7 +142,7 @@ def quick_collection():
 @pytest.fixture(scope="module")
 def peer_rows():
     field = Field("logits", (*peers.OF_LOGITS[:3], Loss("absent", absent)), peers.some_logits)
-    return [*peers.measure(field, 32_000, SIZES, "cpu", [])]
+    return peers.measure(field, 32_000, SIZES, "cpu", [])
 
 
 def test_growth_with_tokens_is_that_of_whole_copies(peer_rows):
@@ -189,7 +189,7 @@ def test_what_would_take_too_much_is_not_run():
 def test_nothing_is_run_where_all_would_take_too_much():
     slow = {"loss": STOCK, "logits_bytes": 1, "peak": 1, "seconds": [1.0]}
     field = Field("logits", peers.OF_LOGITS[:1], peers.some_logits)
-    assert not [*peers.measure(field, 32_000, peers.Sizes((256,), (32_000,), 0.0), "cpu", [slow])]
+    assert not peers.measure(field, 32_000, peers.Sizes((256,), (32_000,), 0.0), "cpu", [slow])
 
 
 def test_a_line_goes_through_the_two_largest():

@@ -231,13 +231,13 @@ def test_rows_that_are_not_scored_have_no_gradient(monkeypatch, dtype, scored):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(3, 5), (1,), (2, 0, 3), (64, 1 << 15)])
 def test_untouched_zeros_are_like_any_other(shape, dtype):
-    found = _rows.untouched_zeros(torch.Size(shape), dtype)
+    found = _rows.untouched_zeros(shape, dtype)
     assert torch.equal(found, torch.zeros(shape, dtype=dtype))
     assert found.is_contiguous()
     assert found.data_ptr() % _rows.ALIGNED == 0
     found += 1
     assert torch.equal(found, torch.ones(shape, dtype=dtype))
-    assert not _rows.untouched_zeros(torch.Size(shape), dtype).any()
+    assert not _rows.untouched_zeros(shape, dtype).any()
 
 
 def test_chunks_hold_at_least_one_row_and_only_scored_rows(monkeypatch):
