@@ -118,7 +118,7 @@ def write(flat: Tensor, rows: Rows, block: Tensor) -> None:
 
 def clear_others(flat: Tensor, rows: Rows) -> Tensor:
     """Set all rows of `flat` `(total, V)` but `rows` to 0, in place."""
-    others = torch.ones(len(flat), dtype=torch.bool).index_fill_(0, rows.index, False).nonzero().flatten()
+    others = torch.ones(len(flat), dtype=torch.bool, device="cpu").index_fill_(0, rows.index, False).nonzero().flatten()
     if not are_wide(flat):
         return flat.index_fill_(0, others.to(flat.device, non_blocking=True), 0)
     for there, _ in runs(others):
@@ -135,7 +135,7 @@ def untouched_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     nbytes = math.prod(shape) * dtype.itemsize
     raw = torch.frombuffer(BytesIO(bytes(nbytes + ALIGNED)).getbuffer(), dtype=torch.uint8)
     first = -raw.data_ptr() % ALIGNED // dtype.itemsize
-    zeros = torch.empty(0, dtype=dtype)
+    zeros = torch.empty(0, dtype=dtype, device="cpu")
     zeros.set_(raw.untyped_storage(), first, shape)  # type: ignore[call-overload]
     return zeros
 

@@ -161,7 +161,7 @@ def _matching(similarities: Tensor, ids: Tensor | None, num_items_in_batch: NumI
     if not len(similarities):
         nothing = similarities.flatten().to(compute_dtype(similarities.dtype))
         return divide(nothing, item_count(num_items_in_batch, 0, similarities.device))
-    targets = torch.arange(len(similarities))
+    targets = torch.arange(len(similarities), device="cpu")
     if ids is not None:
         same = (ids[:, None] == ids).fill_diagonal_(False)
         similarities = similarities.masked_fill(same, -torch.inf)

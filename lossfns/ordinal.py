@@ -35,7 +35,7 @@ def coral_levels(labels: Tensor, thresholds: int) -> Tensor:
         >>> coral_levels(torch.tensor([0, 1, 3]), 3).tolist()
         [[0, 0, 0], [1, 0, 0], [1, 1, 1]]
     """
-    return (labels[:, None] > torch.arange(thresholds)).long()
+    return (labels[:, None] > torch.arange(thresholds, device=labels.device)).long()
 
 
 def corn_levels(labels: Tensor, thresholds: int) -> Tensor:
@@ -56,7 +56,8 @@ def corn_levels(labels: Tensor, thresholds: int) -> Tensor:
         >>> corn_levels(torch.tensor([0, 1, 3]), 3).tolist()
         [[0, -100, -100], [1, 0, -100], [1, 1, 1]]
     """
-    return coral_levels(labels, thresholds).masked_fill(labels[:, None] < torch.arange(thresholds), IGNORED)
+    levels = torch.arange(thresholds, device=labels.device)
+    return coral_levels(labels, thresholds).masked_fill(labels[:, None] < levels, IGNORED)
 
 
 @linear_in_term()
@@ -112,7 +113,7 @@ def ordinal_loss(
     host, thresholds = ids.detach().cpu().long(), logits.shape[-1]
     scored = host != IGNORED
     check_range(host[scored], thresholds + 1)
-    asked = torch.full(logits.shape, IGNORED)
+    asked = torch.full(logits.shape, IGNORED, device="cpu")
     found = levels(host[scored], thresholds)
     if found.shape != (int(scored.sum()), thresholds):
         raise ValueError(f"levels returned {tuple(found.shape)}, not one of {thresholds} thresholds for each label")

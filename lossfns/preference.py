@@ -493,7 +493,7 @@ def pair_statistics(opened: Source, rows: Tensor, shift: int) -> tuple[dict[str,
     by_token = pairs.scatter(opened.statistics(pairs.rows, ("log_prob",))["log_prob"])
     totals, tokens = (values.view(2, -1) for values in sequence_sums(by_token, pairs))
     labelled = pairs.rows.index.div(opened.like.shape[1], rounding_mode="floor")
-    counted = torch.zeros(len(rows), dtype=torch.bool).index_fill_(0, labelled, True).view(2, -1).all(0)
+    counted = torch.zeros(len(rows), dtype=torch.bool, device="cpu").index_fill_(0, labelled, True).view(2, -1).all(0)
     return dict(zip(STATISTICS, (*totals, *tokens), strict=True)), counted
 
 

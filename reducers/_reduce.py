@@ -73,7 +73,7 @@ def pair(
 def _everywhere(logits: Tensor, labels: Tensor | None) -> Tensor:
     """Labels that score every position a logit may predict; without labels, as many as there are logits."""
     shape = logits.shape[:-1] if labels is None else labels.shape
-    ids = torch.zeros(shape, dtype=torch.int32)
+    ids = torch.zeros(shape, dtype=torch.int32, device="cpu")
     if 0 < len(shape) < logits.ndim:
         ids[..., logits.shape[len(shape) - 1] :] = IGNORED
     return ids

@@ -91,7 +91,7 @@ def answer_logits(
         raise ValueError(
             f"token_ids are the first tokens of the answers, 0 to {classes - 1}, each another one; {tokens} came"
         )
-    answers = torch.tensor(tokens).to(opened.like.device, non_blocking=True)
+    answers = torch.tensor(tokens, device="cpu").to(opened.like.device, non_blocking=True)
     rows = pairs.rows
     sample = rows.index.div(length, rounding_mode="floor")
     first = sample.diff(prepend=sample.new_tensor([-1])).nonzero().flatten()

@@ -54,6 +54,20 @@ def test_accumulation(term, overwrite):
     torch.testing.assert_close(made.weight.grad, expected, rtol=0, atol=1e-13)
 
 
+@overwriting
+@pytest.mark.parametrize("first", [0, 3], ids=["one ignored row a sample", "most ignored"])
+def test_a_default_device_of_the_user_s(overwrite, first):
+    """Where the logits are is what counts: `torch.set_default_device` must not move the host's own index."""
+    logits, labels = torch.randn(B, S, 1 << 13, requires_grad=True), LABELS.clamp(min=0)
+    labels[:, :first] = -100
+    assert _rows.are_wide(logits)
+    causal_lm_loss(logits * 1, labels, overwrite_logits=overwrite).backward()
+    expected, logits.grad = logits.grad, None
+    with torch.device("meta"):
+        causal_lm_loss(logits * 1, labels, overwrite_logits=overwrite).backward()
+    assert torch.equal(logits.grad, expected)
+
+
 @pytest.mark.parametrize(
     ("dtype", "tolerance"),
     [(torch.float32, 1e-6), (torch.bfloat16, 2e-2), (torch.float16, 2e-3)],
