@@ -21,8 +21,8 @@ DEVICE_CHUNK_BYTES = 128 << 20
 RUNS_A_CHUNK = 4
 # A comparison has about a dozen tensors of a chunk's size in hand at a time.
 COMPARED = 12
-# Where torch's own CPU allocator lets memory start: a multiple of so many bytes.
-ALIGNED = 64
+# From here on glibc maps a block anew whatever was freed before; a smaller one it may have to clear.
+UNTOUCHED_BYTES = 32 << 20
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -127,16 +127,16 @@ def clear_others(flat: Tensor, rows: Rows) -> Tensor:
 
 
 def untouched_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Contiguous zeros on the CPU that nobody wrote: large ones are pages the system fills at their first use.
+    """Contiguous zeros on the CPU that nobody wrote, not empty; their storage cannot be resized.
 
-    Python's bytes come from calloc; torch's zeros are memory from malloc and a pass that touches every page of it. The
-    stream hands out the bytes themselves, not a copy, because nobody else holds them.
+    Python's bytes come from calloc, so that blocks of `UNTOUCHED_BYTES` are pages the system fills at their first use;
+    torch's zeros are memory from malloc and a pass that touches every page of it. The stream hands out the bytes
+    themselves, not a copy, because nobody else holds them.
     """
-    nbytes = math.prod(shape) * dtype.itemsize
-    raw = torch.frombuffer(BytesIO(bytes(nbytes + ALIGNED)).getbuffer(), dtype=torch.uint8)
-    first = -raw.data_ptr() % ALIGNED // dtype.itemsize
+    raw = torch.frombuffer(BytesIO(bytes(math.prod(shape) * dtype.itemsize)).getbuffer(), dtype=dtype)
     zeros = torch.empty(0, dtype=dtype, device="cpu")
-    zeros.set_(raw.untyped_storage(), first, shape)  # type: ignore[call-overload]
+    # Not a view of `raw`: who counts what operations allocate would never see this storage come into being.
+    zeros.set_(raw.untyped_storage(), 0, shape)  # type: ignore[call-overload]
     return zeros
 
 

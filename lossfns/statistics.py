@@ -24,14 +24,24 @@ import torch
 from torch import Tensor
 
 from ._autograd import autocast_off, refuse_second_order, uncompiled, unhooked
-from ._rows import Rows, are_wide, clear_others, compute_dtype, read, rows_per_chunk, untouched_zeros, write
+from ._rows import (
+    UNTOUCHED_BYTES,
+    Rows,
+    are_wide,
+    clear_others,
+    compute_dtype,
+    read,
+    rows_per_chunk,
+    untouched_zeros,
+    write,
+)
 from .alignment import IGNORED, align, check_logits
 from .terms import STATISTICS
 
 DISCRETE = ("rank", "top_id")
 # Part of a chunk that is walked, or compared, at a time where memory counts more than calls.
 FEW = 4
-# Above this share of scored rows it is not worth it to get the others as memory that is zero already.
+# Above this share of scored rows, getting the others as memory that is zero already saves less than it may cost.
 MOSTLY_SCORED = 0.75
 _FROM_SOFTMAX = frozenset({"log_prob", "log_normalizer", "entropy"})
 
@@ -144,7 +154,7 @@ def join(parts: Sequence[Tensor], name: str, logits: Tensor) -> Tensor:
 def gradient_room(logits: Tensor, rows: Rows, storage: Tensor | None = None) -> Tensor:
     """Room for the gradient, `(total, V)`: rows that are not scored are 0, the others still to be written."""
     shape = (logits.shape[:-1].numel(), logits.shape[-1])
-    if storage is None and are_wide(logits) and len(rows) <= MOSTLY_SCORED * shape[0]:
+    if storage is None and logits.is_cpu and logits.nbytes >= UNTOUCHED_BYTES and len(rows) <= MOSTLY_SCORED * shape[0]:
         return untouched_zeros(shape, logits.dtype)
     room = torch.empty(shape, dtype=logits.dtype, device=logits.device) if storage is None else storage.view(shape)
     return clear_others(room, rows)

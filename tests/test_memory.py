@@ -2,6 +2,7 @@
 
 import gc
 import math
+import os
 from collections.abc import Callable
 
 import pytest
@@ -267,6 +268,9 @@ def test_a_gradient_half_of_which_stays_zero_counts_in_full():
     assert logits.nbytes <= peak_bytes(lambda: half_ignored_gradient(logits)).peak <= 1.1 * logits.nbytes
 
 
+@pytest.mark.skipif(
+    any(name.startswith("MALLOC_") for name in os.environ), reason="memory that the allocator keeps or fills is not new"
+)
 @pytest.mark.parametrize(("mostly_scored", "share"), [(statistics.MOSTLY_SCORED, (0.5, 0.65)), (0.0, (1.0, 1.15))])
 def test_pages_of_ignored_rows_stay_untouched(monkeypatch, mostly_scored, share):
     """Of the process's memory it takes half, until someone writes there; cleared by hand it takes all."""
