@@ -284,6 +284,8 @@ def report(results: Sequence[Result]) -> str:
         "*Extra, held* is the peak of live tensor bytes above logits that the caller holds; *step, released* that of a "
         "whole step as in the Trainer: the logits come into being, which counts, and go when the loss returns. Both in "
         "units of the logits; *process* is the second as growth of the resident set (GPU: of allocated memory). "
+        "With *half* of the labels the front of each row is ignored, as a prompt is; rows scattered instead would have "
+        "to be gathered. "
         f"The composed term is `{COMPOSED!r}`. Errors are those of the gradient against float64: the largest in ulp of "
         "the largest element, the worst in ulp of its own element, and the relative one in the Euclidean norm.",
     ]
