@@ -1,12 +1,13 @@
 """Groups, intervals, comparisons and dispatch, against loops over rows and SciPy."""
 
+import math
 import pickle
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from scipy import stats
+from scipy import sparse, stats
 from sklearn.metrics import accuracy_score, f1_score
 
 from metrics import (
@@ -206,6 +207,41 @@ def test_samples_with_equal_statistics_are_drawn_as_one():
     pairs, counts = np.unique(np.stack([LABELS, IDS]), axis=1, return_counts=True)
     assert sorted(sample.counts) == sorted(100 * counts)
     assert sample.columns["actual"].shape == (pairs.shape[1], 3)
+
+
+ALIKE = {
+    "signs": np.array([[1.0], [-1.0], [2.0], [-2.0], [0.0], [-0.0], [np.inf], [-np.inf]]),
+    "small integers": np.array([*np.ndindex(17, 17, 17)], np.float64),
+    "powers of two": 2.0 ** np.arange(-1000, 1000)[:, None],
+    "a coarse grid": np.arange(-4000, 4000)[:, None] / 64,
+}
+
+
+@pytest.mark.parametrize("sparsely", [False, True], ids=["dense", "sparse"])
+@pytest.mark.parametrize("name", ALIKE)
+def test_samples_with_other_statistics_are_not(name, sparsely):
+    table = ALIKE[name]
+    column = sparse.csr_array(table) if sparsely else table
+    different = len(np.unique(table.view(np.int64), axis=0)) - (sparsely and name == "signs")  # no zero is stored
+    assert len(np.unique(generic._row_hash({"x": column}))) == different
+    assert len(np.unique(generic._row_hash({"one": np.ones((len(table), 1)), "x": column}))) == different
+
+
+@pytest.mark.parametrize("values", [[1.0, -1.0, -1.0, -1.0], [0.0, 1.0, 2.0, 3.0]], ids=["signs", "integers"])
+def test_alike_numbers_have_the_interval_of_their_mean(values):
+    """The percentiles of a mean of 400 draws: within a tenth of what the normal distribution says."""
+    bias = Metric(
+        statistics=lambda predictions, labels: {"error": predictions - labels, "samples": np.ones(len(labels))},
+        score=lambda sums: {"bias": sums["error"] / sums["samples"]},
+        directions={"bias": None},
+    )
+    drawn = np.tile(values, 100)
+    evaluated, zeros = evaluation(drawn, np.zeros(400)), evaluation(np.zeros(400), np.zeros(400))
+    scores = bootstrap(bias, n=4000)(evaluated)
+    half = stats.norm.ppf(0.975) * drawn.std() / math.sqrt(400)
+    assert scores["bias_high"] - drawn.mean() == pytest.approx(half, rel=0.1)
+    assert drawn.mean() - scores["bias_low"] == pytest.approx(half, rel=0.1)
+    assert compare(bias, evaluated, zeros, n=100)["bias_difference"] == pytest.approx(drawn.mean())
 
 
 @pytest.mark.parametrize("metric", [classification(3), SPEARMAN, regression()])
