@@ -1,7 +1,7 @@
 """The names of scores: which the Trainer keeps for itself, and which name belongs to which entry of a table."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 # What the Trainer writes under its own prefix beside, or over, the scores of compute_metrics.
 RESERVED = frozenset(
@@ -23,8 +23,8 @@ RESERVED = frozenset(
 RESERVED_PREFIXES = ("eval_", "test_", "mem_")
 
 
-def find(key: str, known: Iterable[str], *, prefixed: bool = False) -> str | None:
-    """Return the longest entry of `known` that names `key`, or None.
+def find(key: str, known: Collection[str], *, prefixed: bool = False) -> str | None:
+    """Return the entry of `known` that names `key`: itself, or the longest; or None.
 
     Args:
         key: a score's name, as `top_5_accuracy`.
@@ -34,9 +34,9 @@ def find(key: str, known: Iterable[str], *, prefixed: bool = False) -> str | Non
     Returns:
         An entry of `known`, or None.
     """
-    prefix = "(?:.+_)?" if prefixed else ""
-    fitting = [entry for entry in known if re.fullmatch(prefix + _pattern(entry), key)]
-    return max(fitting, key=len, default=None)
+    if key in known:
+        return key
+    return max((entry for entry in known if _names(entry, key, prefixed)), key=len, default=None)
 
 
 def check_free(keys: Iterable[str]) -> None:
@@ -59,9 +59,22 @@ def check_free(keys: Iterable[str]) -> None:
 
 def collision(left: Iterable[str], right: Iterable[str]) -> str | None:
     """Return a name of `right` that `left` has too, or None; a pattern has all the names that fit it."""
-    left = tuple(left)
-    return next((key for key in right if find(key, left) or any(find(other, (key,)) for other in left)), None)
+    left = dict.fromkeys(left)
+    patterns = [entry for entry in left if _is_pattern(entry)]
+
+    def taken(key: str) -> bool:
+        own = key in left or find(key, patterns) is not None
+        return own or (_is_pattern(key) and any(find(other, (key,)) for other in left))
+
+    return next(filter(taken, right), None)
 
 
-def _pattern(entry: str) -> str:
-    return re.sub(r"\\\{\w+\\\}", ".+", re.escape(entry))
+def _is_pattern(entry: str) -> bool:
+    return "{" in entry
+
+
+def _names(entry: str, key: str, prefixed: bool) -> bool:
+    if not _is_pattern(entry):  # nearly all of them, where each would compile a regular expression of its own
+        return key == entry or (prefixed and key[1:].endswith(f"_{entry}"))
+    pattern = re.sub(r"\\\{\w+\\\}", ".+", re.escape(entry))
+    return re.fullmatch(f"(?:.+_)?{pattern}" if prefixed else pattern, key) is not None

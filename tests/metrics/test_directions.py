@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from metrics import Metric, best_model_kwargs, build, directions, language, language_modeling
+from metrics import Metric, _keys, best_model_kwargs, build, directions, language, language_modeling
 
 from .evaluations import columns, evaluation, samples
 
@@ -28,6 +28,17 @@ def test_known_keys(key, greater):
     expected = {"metric_for_best_model": key, "greater_is_better": greater}
     assert best_model_kwargs(key) == expected
     assert best_model_kwargs(key, build(language_modeling(), lm=language_modeling())) == expected
+
+
+def test_hundreds_of_names_need_no_regular_expression(monkeypatch):
+    """Python keeps 512 compiled ones: beyond them each look at each name would compile its own."""
+    names = [f"f1_{label}" for label in range(1000)]
+    monkeypatch.setattr(_keys.re, "fullmatch", None)
+    assert _keys.find("f1_999", names) == "f1_999"
+    assert _keys.find("eval_f1_999", names, prefixed=True) == "f1_999"
+    assert _keys.find("eval_f1_999", names) is None
+    assert _keys.find("_f1_999", names, prefixed=True) is None
+    assert _keys.collision(names, ["f1_1000"]) is None
 
 
 @pytest.mark.parametrize(
