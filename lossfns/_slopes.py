@@ -57,10 +57,9 @@ def _plain(term: Term) -> Term | None:
 
 
 def _closed_sum(term: Combined) -> Callable[[Items], Slopes] | None:
-    parts = [part for part in map(closed_form, term.terms) if part is not None]
-    if len(parts) < len(term.terms) or (term.factor is not None and _plain(term.factor) not in _FACTORS):
+    weighted = [(weight, part) for weight, one in term.weighted if (part := closed_form(one)) is not None]
+    if len(weighted) < len(term.weighted) or (term.factor is not None and _plain(term.factor) not in _FACTORS):
         return None
-    weighted = list(zip(term.weights, parts, strict=True))
     asked = () if term.factor is None else parameters(term.factor)
 
     def slopes(given: Items) -> Slopes:

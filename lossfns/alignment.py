@@ -75,7 +75,8 @@ def check_shift(shift: int) -> None:
 
 
 def scored_places(labels: Tensor, shift: int) -> Tensor:
-    """Where a logit predicts a label that counts, bool of the labels' shape `(..., S)`."""
+    """Where a logit predicts a label that counts, bool of the labels' shape `(..., S)`; ValueError as for `align`."""
+    _check_shiftable(labels, shift)
     scored = labels != IGNORED
     scored[..., :shift] = False
     return scored
@@ -236,12 +237,17 @@ def _lead_and_place(scored: Tensor) -> tuple[Tensor, Tensor]:
     return lead, place
 
 
-def _check_shapes(logits: Tensor, labels: Tensor, shift: int) -> None:
+def _check_shiftable(labels: Tensor, shift: int) -> None:
     if shift and labels.ndim < 2:
         raise ValueError(
             f"shift={shift} needs labels of shape (batch, sequence), got {tuple(labels.shape)}: a shift after "
-            "flattening leaks from one row into the next; pass the labels as the collator made them"
+            "flattening leaks from one row into the next; pass the labels as the collator made them. Labels that are "
+            "one a sample have no shift: shift=0"
         )
+
+
+def _check_shapes(logits: Tensor, labels: Tensor, shift: int) -> None:
+    _check_shiftable(labels, shift)
     if logits.ndim != labels.ndim + 1 or logits.shape[: labels.ndim - 1] != labels.shape[:-1] or labels.ndim == 0:
         raise ValueError(
             f"logits {tuple(logits.shape)} and labels {tuple(labels.shape)} do not fit: expected logits of shape "
@@ -283,8 +289,8 @@ def check_range(targets: Tensor, classes: int, ignore_index: int = IGNORED) -> N
 
 
 def as_numbers(values: Any, **kind: Any) -> Tensor | None:
-    """`torch.as_tensor(values, **kind)`; None where these are no numbers, or rows of several lengths."""
+    """`torch.as_tensor(values, **kind)` on the host; None where these are no numbers, or rows of several lengths."""
     try:
-        return torch.as_tensor(values, **kind)
+        return torch.as_tensor(values, device="cpu", **kind)
     except (TypeError, ValueError, RuntimeError):
         return None

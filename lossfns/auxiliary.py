@@ -14,7 +14,7 @@ from torch import Tensor
 from ._linear import is_linear
 from ._notes import current_notes
 from .alignment import Labels, Outputs, check_shift, scored_places, split_labels
-from .normalization import MARKERS, NumItems, item_count
+from .normalization import MARKERS, NumItems, accumulator_dtype, item_count
 from .terms import check_options, name_of, plain_name, weighted_sum
 
 Loss = Callable[..., Tensor]
@@ -173,7 +173,7 @@ class WithAuxiliary:
         return f"with_auxiliary({name_of(self.loss)}, {self.field!r}, {self.weight:g})"
 
 
-def with_auxiliary(loss: Loss, field: str, weight: float, *, shift: int = 1) -> WithAuxiliary:
+def with_auxiliary(loss: Loss, field: str, weight: float, *, shift: int | None = None) -> WithAuxiliary:
     """Add a term that the model computes itself: the balance of a mixture of experts, a router's z-loss, a depth head.
 
     The Trainer takes the labels away, so that the model adds no such term to its loss. It is a mean over a micro-batch;
@@ -184,14 +184,15 @@ def with_auxiliary(loss: Loss, field: str, weight: float, *, shift: int = 1) -> 
         loss: any loss that divides by the Trainer's count of labels.
         field: name of the term among the model's outputs, `aux_loss` for the routers of transformers.
         weight: its coefficient, `model.config.router_aux_loss_coef` for those.
-        shift: 1 where the loss is causal, 0 elsewhere: which labels of a row count.
+        shift: 1 where the loss is causal, 0 elsewhere: which labels of a row count. None takes the loss's own `shift`.
 
     Returns:
         A loss; picklable if `loss` is.
 
     Raises:
         TypeError: the loss has no such option.
-        ValueError: in the call: the outputs have no such term.
+        ValueError: the weight is not finite, or neither a shift is given nor has the loss one; in the call: the outputs
+            have no such term, or the labels have no positions to shift.
 
     Example:
         >>> import torch
@@ -200,13 +201,22 @@ def with_auxiliary(loss: Loss, field: str, weight: float, *, shift: int = 1) -> 
         >>> loss({"logits": torch.zeros(1, 2, 4), "aux_loss": torch.tensor(2.0)}, torch.tensor([[1, 2]]))
         tensor(2.3863)
     """
-    check_shift(shift)
     check_options(loss)
+    if not math.isfinite(weight):
+        raise ValueError(f"weight must be finite, got {weight}")
+    if shift is None:
+        shift = _options(loss).get("shift")
+    if shift is None:
+        raise ValueError(
+            f"{name_of(loss)} has no shift that tells which labels the Trainer counts: say with_auxiliary(..., "
+            "shift=0), or shift=1 where the loss is causal"
+        )
+    check_shift(shift)
     return WithAuxiliary(loss, field, weight, shift)
 
 
 def _items(labels: Labels, shift: int) -> Tensor:
-    """How many labels of this call the Trainer counted, 0-d float64."""
+    """How many labels of this call the Trainer counted, 0-d, float64 where the device has it."""
     ids, extras = split_labels(labels)
     units = [counted for counted, marker in MARKERS.items() if marker in extras]
     if units:
@@ -214,4 +224,4 @@ def _items(labels: Labels, shift: int) -> Tensor:
             f"with_auxiliary weights its term by labels, but the collator lets the Trainer count {units[0]}: drop "
             f"count_{units[0]}"
         )
-    return scored_places(ids, shift).sum().double()
+    return scored_places(ids, shift).sum().to(accumulator_dtype(ids.device))

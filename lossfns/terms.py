@@ -336,18 +336,26 @@ class Combined:
     classes: int | None = None
 
     def __call__(self, **given: Tensor) -> Tensor:
-        first, *others = [term(**{name: given[name] for name in names}) for term, names in self._bound]
-        values = first if self.weights[0] == 1.0 else self.weights[0] * first
-        for weight, part in zip(self.weights[1:], others, strict=True):
+        (first, values), *others = [
+            (weight, term(**{name: given[name] for name in names})) for weight, term, names in self._bound
+        ]
+        values = values if first == 1.0 else first * values
+        for weight, part in others:
             values = torch.add(values, part, alpha=weight)  # one node of the graph, not two
         if self.factor is None:
             return values
         weights = self.factor(**{name: given[name] for name in self._factor_names}).to(values.dtype)
         return weights * values.masked_fill(weights == 0, 0)  # what has no weight may be infinite
 
+    @property
+    def weighted(self) -> list[tuple[float, Term]]:
+        """Weights and terms of the parts that count: one of weight 0 may be infinite. All of them if none counts."""
+        pairs = list(zip(self.weights, self.terms, strict=True))
+        return [pair for pair in pairs if pair[0] != 0] or pairs
+
     @cached_property
-    def _bound(self) -> list[tuple[Term, tuple[str, ...]]]:
-        return [(term, parameters(term)) for term in self.terms]
+    def _bound(self) -> list[tuple[float, Term, tuple[str, ...]]]:
+        return [(weight, term, parameters(term)) for weight, term in self.weighted]
 
     @cached_property
     def _factor_names(self) -> tuple[str, ...]:
@@ -464,7 +472,7 @@ def class_table(values: ClassValues, name: str, *, smallest: float = -math.inf) 
     Raises:
         ValueError: not one finite number of at least `smallest` a class.
     """
-    table = as_numbers(values, dtype=torch.float64, device="cpu")
+    table = as_numbers(values, dtype=torch.float64)
     if table is None or table.ndim != 1 or not bool(torch.isfinite(table).all()) or bool((table < smallest).any()):
         at_least = "" if smallest == -math.inf else f" >= {smallest:g}"
         raise ValueError(f"{name} must be one finite number{at_least} a class, shape (C,), got {values!r}")

@@ -117,11 +117,11 @@ def balanced_pos_weight(labels: Any, *, num_classes: int) -> Tensor:
         >>> balanced_pos_weight([[1, 0], [0, 1], [0, -100]], num_classes=2)
         tensor([2., 1.], dtype=torch.float64)
     """
-    rows = [_numbers(row, dtype=torch.float64, device="cpu") for row in labels]
-    known = torch.tensor([0.0, 1.0, IGNORED], dtype=torch.float64)
+    rows = [_numbers(row, dtype=torch.float64) for row in labels]
+    known = torch.tensor([0.0, 1.0, IGNORED], dtype=torch.float64, device="cpu")
     if not all(row.shape == (num_classes,) and bool(torch.isin(row, known).all()) for row in rows):
         raise ValueError(f"labels must be 1, 0 or {IGNORED}, {num_classes} a sample, shape (N, {num_classes})")
-    table = torch.stack(rows or [torch.empty(num_classes)])[: len(rows)]
+    table = torch.stack(rows or [torch.empty(num_classes, device="cpu")])[: len(rows)]
     present, absent = (table == 1).sum(0).double(), (table == 0).sum(0).double()
     _refuse_absent(torch.minimum(present, absent), "are nowhere present, or everywhere")
     return absent / present
@@ -164,7 +164,7 @@ def _flat(labels: Any) -> Tensor:
     if rows and not _numbers(rows[0]).ndim:
         return _numbers(rows)
     parts = [_numbers(row).flatten() for row in rows if len(row)]
-    return torch.cat(parts or [torch.empty(0, dtype=torch.int64)])
+    return torch.cat(parts or [torch.empty(0, dtype=torch.int64, device="cpu")])
 
 
 def _numbers(values: Any, **kind: Any) -> Tensor:
@@ -175,7 +175,7 @@ def _numbers(values: Any, **kind: Any) -> Tensor:
             f"labels must be numbers in a tensor, an array or a list, and a {type(values).__name__} of something else "
             'came. Of a dataset pass the column, dataset["label"]'
         )
-    return found.detach().cpu()
+    return found.detach()
 
 
 def _present(labels: Any, num_classes: int) -> Tensor:

@@ -1,6 +1,7 @@
 """Sums of losses, and terms of a model's own, by hand and in the stock Trainer."""
 
 import inspect
+import math
 import pickle
 from functools import partial
 
@@ -12,6 +13,7 @@ from lossfns import (
     add_losses,
     causal_lm_loss,
     class_weighted,
+    classification_loss,
     cross_entropy,
     distillation_loss,
     focal,
@@ -19,6 +21,7 @@ from lossfns import (
     multi_token_loss,
     poly1,
     segmentation_loss,
+    seq2seq_lm_loss,
     with_auxiliary,
     z_loss,
 )
@@ -234,6 +237,31 @@ def test_no_label_no_term():
 def test_labels_that_stand_at_their_logits():
     found = with_auxiliary(masked_lm_loss, "aux_loss", 1.0, shift=0)(outputs(3.0), LABELS, 12)
     assert found.item() == pytest.approx(masked_lm_loss(LOGITS, LABELS, 12).item() + 3.0 * 5 / 12, rel=1e-12)
+
+
+def test_labels_of_whole_samples():
+    """One a sample, as a classifier has: the first one counts as the others do, in every micro-batch."""
+    scores, labels = torch.zeros(4, 3), torch.tensor([0, 1, 2, 0])
+    loss = with_auxiliary(classification_loss, "aux_loss", 1.0, shift=0)
+    given = [{"logits": scores[part], "aux_loss": torch.tensor(2.0)} for part in (slice(0, 1), slice(1, 4))]
+    found = loss(given[0], labels[:1], 4) + loss(given[1], labels[1:], 4)
+    assert found.item() == pytest.approx(math.log(3) + 2.0)
+    with pytest.raises(ValueError, match=r"one a sample have no shift: shift=0"):
+        with_auxiliary(classification_loss, "aux_loss", 1.0, shift=1)(given[1], labels[1:])
+
+
+def test_the_shift_is_the_loss_s_own():
+    assert with_auxiliary(causal_lm_loss, "aux_loss", 1.0).shift == 1
+    assert with_auxiliary(partial(causal_lm_loss, shift=0), "aux_loss", 1.0).shift == 0
+    for loss in (classification_loss, masked_lm_loss, seq2seq_lm_loss, lambda outputs, labels, num_items=None: 0):
+        with pytest.raises(ValueError, match=r"has no shift .* with_auxiliary\(..., shift=0\)"):
+            with_auxiliary(loss, "aux_loss", 1.0)
+
+
+@pytest.mark.parametrize("weight", [math.nan, math.inf])
+def test_a_weight_that_is_no_number(weight):
+    with pytest.raises(ValueError, match="weight must be finite"):
+        with_auxiliary(causal_lm_loss, "aux_loss", weight)
 
 
 @pytest.mark.parametrize("given", [{"logits": LOGITS}, {"logits": LOGITS, "aux_loss": None}, (LOGITS,)])

@@ -114,6 +114,18 @@ def test_another_formula_is_found(name, broken):
     )
 
 
+@pytest.mark.parametrize("ruled_out", [cross_entropy, lambda log_prob: -log_prob], ids=["closed form", "autograd"])
+def test_a_part_of_weight_0_may_be_infinite(ruled_out):
+    logits, labels = torch.tensor([[1.0, -torch.inf, 0.0]], requires_grad=True), torch.tensor([1])
+    loss = masked_lm_loss(logits * 1, labels, term=weighted_sum((0.0, ruled_out), (0.5, z_loss)))
+    (found,) = torch.autograd.grad(loss, logits)
+    alone = masked_lm_loss(logits * 1, labels, term=weighted_sum((0.5, z_loss)))
+    assert loss.item() == alone.item()
+    assert torch.equal(found, torch.autograd.grad(alone, logits)[0])
+    nothing = masked_lm_loss(logits * 1, torch.tensor([0]), term=weighted_sum((0.0, ruled_out), (0.0, z_loss)))
+    assert nothing.item() == 0.0
+
+
 @pytest.mark.parametrize("hole", [False, True], ids=["finite", "-inf neighbours"])
 @pytest.mark.parametrize("name", FORMULAS)
 def test_gradcheck(name, hole):
