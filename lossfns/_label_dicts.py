@@ -153,7 +153,7 @@ class CountPairs(Wrapper):
             )
         targets = scored_places(ids, self.shift)
         both = targets[:pairs].any(1) & targets[pairs:].any(1)
-        marker = torch.arange(pairs).repeat(2)
+        marker = torch.arange(pairs, device="cpu").repeat(2)
         counted = one_each(torch.cat([both, torch.zeros_like(both)]))
         return label_dict(batch, {"labels": ids, **extras, MARKERS["pairs"]: marker}, counted)
 
@@ -240,12 +240,13 @@ def _first_of(sequences: Tensor, targets: Tensor) -> Tensor:
 
 
 def label_dict(batch: Batch, labels: dict[str, Tensor], counted: Tensor) -> Batch:
-    """The batch with a dict of labels, and what the Trainer is to count beside it.
+    """The batch with a dict of labels, all where the ids are, and what the Trainer is to count beside it.
 
     Raises:
         ImportError: the Trainer that is installed would not count it.
     """
     _refuse_older_trainers()
+    labels = {name: value.to(labels["labels"].device) for name, value in labels.items()}
     return {**batch, "labels": labels, "shift_labels": counted}
 
 
@@ -310,7 +311,7 @@ def _like_labels(column: Sequence[Any], name: str, rows: Sequence[Any], batch: B
             f"the extra '{name}' cannot follow its labels: the collator must keep rows whole and pad them on one side, "
             "or pack them one after the other, and a row needs as many values as labels. Or let the collator return it"
         )
-    placed = torch.zeros(*ids.shape, *values[0].shape[1:], dtype=values[0].dtype)
+    placed = torch.zeros(*ids.shape, *values[0].shape[1:], dtype=values[0].dtype, device="cpu")
     for row, value, end in zip(placed, [torch.cat(values)] if packed else values, ends, strict=True):
         row[end - len(value) : end] = value
     return _safe(placed)
@@ -338,7 +339,7 @@ def _ends(values: Sequence[Tensor], rows: Sequence[Any], batch: Batch, ids: Tens
             continue
         own = [torch.cat(own)] if packed else own
         for ends in ([len(row) for row in own], [padded.shape[1]] * len(own)):
-            if all(_stands(row, place, end, key) for row, place, end in zip(own, padded, ends, strict=True)):
+            if all(_stands(row, place, end, key) for row, place, end in zip(own, padded.cpu(), ends, strict=True)):
                 return ends
     return None
 

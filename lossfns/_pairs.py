@@ -32,11 +32,11 @@ class StackPairs(Wrapper):
             if name not in (CHOSEN, REJECTED)
         }
         if "labels" not in batch:
-            labels = counted = torch.zeros(len(features), dtype=torch.int64)
+            labels = counted = torch.zeros(len(features), dtype=torch.int64, device="cpu")
         else:
             labels = torch.stack(batch_labels(batch).chunk(2), -1)
             counted = one_each(self._counts(batch_labels(batch)))
-            extras[MARKERS["pairs"]] = torch.arange(len(features))
+            extras[MARKERS["pairs"]] = torch.arange(len(features), device="cpu")
         # The Trainer takes the first tensor's length for the number of samples, which are pairs.
         batch = {"labels": labels, **batch}
         return label_dict(batch, {"labels": labels, **extras}, counted) if extras else batch

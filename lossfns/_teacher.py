@@ -17,7 +17,6 @@ from ._soft_labels import SUM_TOLERANCE
 from .alignment import check_logits, select_logits
 from .hidden import HiddenStates
 from .normalization import accumulator_dtype
-from .terms import check_options
 
 Divergence = Callable[[Tensor, Tensor], Tensor]
 
@@ -48,7 +47,6 @@ class Comparison:
     @torch.no_grad()
     def check(self, like: Tensor) -> None:
         """Try the divergence on a made-up token, so that it raises before a logit is read or overwritten."""
-        check_options(self.divergence)
         classes = self.teacher.compared(like.shape[-1])
         even = torch.full((1, classes), -math.log(classes), dtype=compute_dtype(like.dtype), device=like.device)
         self._values(even, even)

@@ -60,8 +60,7 @@ class BoundTerm:
     def total(self, measured: Mapping[str, Tensor], count: Tensor, chances: Tensor | None = None) -> Tensor:
         """Sum over all items, each times its chance if it has one, divided by `count`; for losses beside the kernel."""
         self._note_parts(measured, count, chances)
-        values = self(measured)
-        return divide(values if chances is None else values * chances, count)
+        return divide(_times(self(measured), chances), count)
 
     def weights(self) -> Tensor:
         """What each item weighs, `(n,)`: the product of the factors of the term.
@@ -117,8 +116,12 @@ class BoundTerm:
             return
         for summand in summands(self.term):
             values = summand(**{name: measured[name] for name in self.fields}, **self.given)
-            values = values if chances is None else values * chances
-            self.notes.parts.append((plain_name(summand), divide(values, count)))
+            self.notes.parts.append((plain_name(summand), divide(_times(values, chances), count)))
+
+
+def _times(values: Tensor, chances: Tensor | None) -> Tensor:
+    """The values, each times its chance if it has one: what has none may be infinite."""
+    return values if chances is None else chances * values.masked_fill(chances == 0, 0)
 
 
 @dataclass(frozen=True)

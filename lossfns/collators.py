@@ -296,7 +296,7 @@ def with_decoder_inputs(collator: Collator, model: Any) -> WithDecoderInputs:
             f"decoder inputs need model.config.decoder_start_token_id and pad_token_id, got {start} and {pad}"
         )
     own = getattr(model, "prepare_decoder_input_ids_from_labels", None)
-    probe = torch.tensor([[pad + 1, pad + 2, IGNORED]])
+    probe = torch.tensor([[pad + 1, pad + 2, IGNORED]], device="cpu")
     if own is not None and not torch.equal(own(probe), shifted_right(probe, start, pad)):
         raise ValueError(
             f"{type(model).__name__} makes its decoder inputs in a way of its own; use "

@@ -20,7 +20,7 @@ from .alignment import Labels, Outputs, Selector, align, split_labels
 from .hidden import HiddenStates
 from .normalization import NumItems, check_unit, item_count
 from .sources import open_source
-from .terms import STATISTICS, Term
+from .terms import STATISTICS, Term, check_options
 
 
 def forward_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
@@ -158,7 +158,8 @@ def distillation_loss(
 
     The teacher is one of three: `teacher_logits` `(B, L, V)` in the dict of labels; its best `teacher_ids` and
     `teacher_log_probs` `(B, L, k)` there, all other classes being taken together as one more; or `teacher=`, a model
-    that is run here, without gradient, on what `collators.teacher_inputs` put into the dict. Position `i` stands beside
+    that is run here, without gradient, on what `collators.teacher_inputs` put into the dict. Best ids are checked on
+    their device, which is waited for once more than by other losses. Position `i` stands beside
     logit `i` of the student, which predicts label `i + shift`. In evaluation the Trainer keeps the labels of all
     samples, and `teacher_logits` with them, unless `prediction_loss_only=True`.
 
@@ -199,14 +200,14 @@ def distillation_loss(
     """
     if not 0 < temperature < math.inf:
         raise ValueError(f"temperature must be positive and finite, got {temperature}")
+    check_options(divergence)
     ids, extras = split_labels(labels)
     check_unit(None, extras)
     opened = open_source(outputs, ids, select, source)
     pairs = align(opened.like, ids, shift=shift, padded=opened.padded)
     count = item_count(num_items_in_batch, len(pairs.rows), opened.like.device)
-    found = open_teacher(extras, teacher, opened.like, pairs.rows)
-    comparison = Comparison(divergence, temperature, found)
+    bound = bind(term, pairs, extras, statistics=(*STATISTICS, "divergence"), classes=opened.like.shape[-1])
+    comparison = Comparison(divergence, temperature, open_teacher(extras, teacher, opened.like, pairs.rows))
     comparison.check(opened.like)
     rows = replace(pairs.rows, comparison=comparison)
-    bound = bind(term, pairs, extras, statistics=(*STATISTICS, "divergence"), classes=opened.like.shape[-1])
     return opened.loss(rows, bound, count, overwrite_logits=overwrite_logits)

@@ -7,6 +7,8 @@ tensors of the dict of labels, above all `reference_chosen` and `reference_rejec
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -18,7 +20,7 @@ from .alignment import IGNORED, Alignment, Labels, Outputs, Selector, align, sel
 from .hidden import HiddenStates
 from .normalization import MARKERS, NumItems, accumulator_dtype, check_pairs, check_unit, item_count
 from .sources import Source, open_source
-from .terms import Term, check_smoothing, name_of, parameters
+from .terms import Term, check_smoothing, name_of, parameters, probability_missed
 
 STATISTICS = ("chosen", "rejected", "chosen_tokens", "rejected_tokens")
 
@@ -259,7 +261,8 @@ def kto(
         tensor([0.5000, 0.7311])
     """
     check_positive(beta, "beta")
-    gain = beta * (log_ratio - torch.as_tensor(reference_point, dtype=log_ratio.dtype).detach())
+    origin = torch.as_tensor(reference_point, dtype=log_ratio.dtype, device=log_ratio.device).detach()
+    gain = beta * (log_ratio - origin)
     return torch.where(desirable != 0, desirable_weight * (-gain).sigmoid(), undesirable_weight * gain.sigmoid())
 
 
@@ -316,8 +319,7 @@ def paired_kto(
 
 def _log_odds(log_prob: Tensor) -> Tensor:
     """`log(p / (1 - p))`, finite at `p = 1`."""
-    miss = (-torch.expm1(log_prob)).clamp(min=torch.finfo(log_prob.dtype).tiny)
-    return log_prob - miss.log()
+    return log_prob - probability_missed(log_prob).log()
 
 
 def check_positive(value: float, name: str) -> None:
@@ -420,6 +422,7 @@ def preference_loss(
         check_unit("pairs", extras)
     if ids.ndim == 2 and MARKERS["pairs"] in extras:
         ids = check_pairs(ids, extras[MARKERS["pairs"]])
+    _check_objective(objective, extras, STATISTICS)
     rows = pair_rows(ids)
     opened = open_source(outputs, rows, select, source)
     measured, counted = pair_statistics(opened, rows, shift)
@@ -460,6 +463,7 @@ def reward_loss(
         tensor(0.3133)
     """
     marks, extras = split_labels(labels)
+    _check_objective(objective, extras, STATISTICS[:2])
     (chosen, rejected), counted, dtype = score_pairs(outputs, marks, select)
     loss = _pair_loss({"chosen": chosen, "rejected": rejected}, counted, extras, num_items_in_batch, objective)
     return loss.to(compute_dtype(dtype))
@@ -513,6 +517,17 @@ def score_pairs(outputs: Outputs, marks: Tensor, select: Selector | None) -> tup
     return pairs, marks.detach().cpu() != IGNORED, scores.dtype
 
 
+def _check_objective(objective: Term, extras: dict[str, Tensor], statistics: Sequence[str]) -> None:
+    """Raise TypeError where an objective asks for what is neither measured nor among the extras."""
+    missing = [name for name in parameters(objective) if name.startswith("reference_") and name not in extras]
+    if missing:
+        raise TypeError(
+            f"{name_of(objective)} asks for {', '.join(missing)}, which the dict of labels lacks: train on "
+            "precompute_reference_log_probs(model, dataset, collator), with the collator stack_pairs(...)"
+        )
+    parameters(objective, extras, statistics)
+
+
 def _pair_loss(
     measured: dict[str, Tensor],
     counted: Tensor,
@@ -521,12 +536,6 @@ def _pair_loss(
     objective: Term,
 ) -> Tensor:
     """Bind the objective to the pairs that count, sum and divide."""
-    missing = [name for name in parameters(objective) if name.startswith("reference_") and name not in extras]
-    if missing:
-        raise TypeError(
-            f"{name_of(objective)} asks for {', '.join(missing)}, which the dict of labels lacks: train on "
-            "precompute_reference_log_probs(model, dataset, collator), with the collator stack_pairs(...)"
-        )
     there, device = counted.nonzero().flatten(), measured["chosen"].device
     moved = there.to(device, non_blocking=True)
     pairs = Alignment(Rows(there, moved, None), moved, counted.shape)

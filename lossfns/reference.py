@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -72,8 +74,8 @@ def precompute_reference_log_probs(
         `stack_pairs` and `dpo` find them; float32 (float64 for float64 logits).
 
     Raises:
-        ValueError: an item is no pair, `batch_size` below 1; the cache was made from other data, or by another model or
-            forward; labels and logits as for `sequence_log_probs`.
+        ValueError: an item is no pair, `batch_size` below 1; the cache cannot be read, its folder is not there, or it
+            was made from other data, or by another model or forward; labels and logits as for `sequence_log_probs`.
         TypeError: as `sequence_log_probs`; the collator returns no dict.
 
     Example:
@@ -87,6 +89,8 @@ def precompute_reference_log_probs(
     """
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    if cache is not None and not Path(cache).parent.is_dir():
+        raise ValueError(f"the cache {cache} is to be in a folder that is not there: make {Path(cache).parent} first")
     made_from = _fingerprint(model, _batches(dataset, collator, batch_size, "hashing"), (shift,)) if cache else ""
     with _evaluating(model):
         if cache is not None and Path(cache).exists():
@@ -96,9 +100,9 @@ def precompute_reference_log_probs(
                 _check_forward(Path(cache), log_probs, _score(model, first, shift, source))
             return WithReference(dataset, log_probs)
         parts = [_score(model, batch, shift, source) for batch in _batches(dataset, collator, batch_size, "reference")]
-    log_probs = torch.cat(parts) if parts else torch.empty(0, 2)
+    log_probs = torch.cat(parts) if parts else torch.empty(0, 2, device="cpu")
     if cache is not None:
-        torch.save({"made_from": made_from, "log_probs": log_probs}, cache)
+        _save(Path(cache), {"made_from": made_from, "log_probs": log_probs})
     return WithReference(dataset, log_probs)
 
 
@@ -124,7 +128,7 @@ def _batches(dataset: Sequence[Mapping[str, Any]], collator: Collator, batch_siz
 @torch.no_grad()
 def _score(model: nn.Module, batch: Batch, shift: int, source: HiddenStates | None) -> Tensor:
     """Log-probabilities of one batch of pairs, `(n, 2)` on the host."""
-    device = next(iter(model.parameters()), torch.empty(0)).device
+    device = next(iter(model.parameters()), torch.empty(0, device="cpu")).device
     ids, _ = split_labels(batch["labels"])
     outputs = model(
         **{name: value.to(device) for name, value in batch.items() if name not in ("labels", "shift_labels")}
@@ -147,7 +151,7 @@ def _fingerprint(model: nn.Module, batches: Iterator[Batch], options: tuple[int,
 
 def _digest(digest: Any, name: str, value: Tensor) -> None:
     digest.update(f"{name} {tuple(value.shape)}".encode())
-    digest.update(value.cpu().contiguous().numpy().tobytes())
+    digest.update(value.cpu().flatten().contiguous().view(torch.uint8).numpy().tobytes())
 
 
 def _check_forward(cache: Path, log_probs: Tensor, own: Tensor) -> None:
@@ -159,9 +163,19 @@ def _check_forward(cache: Path, log_probs: Tensor, own: Tensor) -> None:
         )
 
 
+def _save(cache: Path, kept: Mapping[str, Any]) -> None:
+    """Write a cache whole or not at all: another process may look for it meanwhile."""
+    own = cache.with_name(f"{cache.name}.{os.getpid()}")
+    torch.save(kept, own)
+    own.replace(cache)
+
+
 def _load(cache: Path, made_from: str) -> Tensor:
-    """Log-probabilities out of a cache; raises ValueError where it was made from something else."""
-    kept = torch.load(cache, weights_only=True)
+    """Log-probabilities out of a cache; raises ValueError where it is none or was made from something else."""
+    try:
+        kept = torch.load(cache, weights_only=True)
+    except (RuntimeError, EOFError, UnpicklingError) as error:
+        raise ValueError(f"the cache {cache} cannot be read: it is damaged, or another file. Delete it") from error
     if kept["made_from"] != made_from:
         raise ValueError(
             f"the cache {cache} was made from other pairs, another collator or batch size, or by another model; delete "

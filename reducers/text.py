@@ -95,7 +95,7 @@ def token_bytes(tokenizer: Any) -> dict[str, Tensor]:
             "tokens do not say which text they stand for"
         )
     size = max(vocabulary.values()) + 1
-    tables = {name: torch.zeros(size, dtype=torch.int64) for name in ("bytes", "characters")}
+    tables = {name: torch.zeros(size, dtype=torch.int64, device="cpu") for name in ("bytes", "characters")}
     for token, place in vocabulary.items():
         if place not in special:
             tables["bytes"][place] = len(read[token])

@@ -52,7 +52,7 @@ def make_trainer(options, args):
     cut = len(rows) * 4 // 5
     if not options.teacher:
         transformers.Trainer(teacher, args, train_dataset=rows[:cut], compute_loss_func=causal_lm_loss).train()
-    rows = list(with_best_tokens(rows, teacher.eval(), k=16))
+    rows = list(with_best_tokens(rows, teacher.eval().to(args.device), k=16))
     return transformers.Trainer(
         model=model,
         args=args,

@@ -50,7 +50,7 @@ def make_trainer(options, args):
     sides = ("chosen", "rejected")
     rows = [{side: encode(tokenizer, pair["prompt"], pair[side]) for side in sides} for pair in pairs]
     collator = stack_pairs(transformers.DataCollatorForSeq2Seq(tokenizer), shift=1)
-    rows = precompute_reference_log_probs(model, rows, collator)
+    rows = precompute_reference_log_probs(model.to(args.device), rows, collator)
     return transformers.Trainer(
         model=model,
         args=args,

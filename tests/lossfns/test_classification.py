@@ -305,6 +305,15 @@ def bce(logits: torch.Tensor, labels: torch.Tensor = MULTI, **options) -> torch.
     return values[known].mean()
 
 
+def test_what_has_no_weight_may_be_infinite():
+    """A class that a model rules out, and whose labels count nothing."""
+    logits = torch.tensor([[0.0, -torch.inf]], requires_grad=True)
+    loss = multi_label_loss(logits * 1, torch.ones(1, 2), pos_weight=[1.0, 0.0])
+    (found,) = torch.autograd.grad(loss, logits)
+    assert loss.item() == pytest.approx(math.log(2) / 2)
+    assert found.tolist() == [[-0.25, 0.0]]
+
+
 @pytest.mark.parametrize("pos_weight", [None, WEIGHTS])
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float32, torch.float16])
 def test_multi_label_is_torchs_binary_cross_entropy(pos_weight, dtype):

@@ -503,3 +503,17 @@ def test_a_teacher_that_wants_a_gradient_is_refused():
     labels = {"labels": torch.tensor([[0, 1]]), "teacher_logits": teacher}
     with pytest.raises(ValueError, match="want a gradient"):
         distillation_loss(torch.zeros(1, 2, 4, requires_grad=True), labels)
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [({"term": lambda log_prob, typo: log_prob}, "asks for 'typo'"), ({"divergence": partial(forward_kl, t=1)}, "'t'")],
+)
+def test_what_cannot_be_computed_is_refused_before_the_teacher_runs(broken, message):
+    class Teacher(torch.nn.Module):
+        def forward(self, input_ids):
+            pytest.fail("the teacher ran")
+
+    given = {"labels": LABELS, "teacher_input_ids": torch.zeros_like(LABELS)}
+    with pytest.raises(TypeError, match=message):
+        distillation_loss(STUDENT, given, teacher=Teacher().eval(), **broken)

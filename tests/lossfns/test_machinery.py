@@ -8,8 +8,19 @@ import torch
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
-from lossfns import _autograd, _rows, causal_lm_loss, cross_entropy, statistics, token_statistics
+from lossfns import (
+    _autograd,
+    _rows,
+    causal_lm_loss,
+    class_counts,
+    cross_entropy,
+    kto,
+    paired_kto,
+    statistics,
+    token_statistics,
+)
 from lossfns._autograd import unhooked
+from lossfns.collators import count_pairs, stack_pairs, with_extras
 from tests import oracle
 
 B, S, H, V = 2, 5, 4, 11
@@ -66,6 +77,37 @@ def test_a_default_device_of_the_user_s(monkeypatch, overwrite, first):
     with torch.device("meta"):
         causal_lm_loss(logits * 1, labels, overwrite_logits=overwrite).backward()
     assert torch.equal(logits.grad, expected)
+
+
+def test_a_default_device_of_the_user_s_elsewhere():
+    """The numbers that objectives and collators make of lists stay beside what they belong to."""
+    ratios, rows = torch.tensor([0.5, -0.5]), [{"labels": [1, 2], "w": [0.5, 1.0]}, {"labels": [3, 4], "w": [2.0, 1.0]}]
+
+    def collate(features):
+        return {"labels": torch.tensor([row["labels"] for row in features], device="cpu")}
+
+    def everything():
+        extras = with_extras(collate, ["w"], shift=1)(rows)
+        paired = stack_pairs(collate, shift=1)([{"chosen": rows[0], "rejected": rows[1], "margin": 2.0}])
+        counted = count_pairs(collate, shift=1)(rows)
+        sums = kto(ratios, ratios > 0, 0.25), paired_kto(*ratios[:, None], *ratios[:, None])
+        found = [*sums, class_counts([0, 1, 1], num_classes=2)]
+        return found + [value for batch in (extras, paired, counted) for value in batch["labels"].values()]
+
+    expected = everything()
+    with torch.device("meta"):
+        found = everything()
+    assert all(value.is_cpu and torch.equal(value, other) for value, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("keep", [False, True], ids=["in place", "the graph is kept"])
+def test_a_factor_is_not_rounded_to_the_gradient_s_dtype(keep):
+    """bfloat16 holds 0.3 as 0.30078: every gradient of 0.3 times a loss would be a quarter of a percent too large."""
+    logits = head(torch.float32)(HIDDEN.float()).detach().bfloat16().requires_grad_()
+    (plain,) = torch.autograd.grad(causal_lm_loss(logits, LABELS), logits)
+    (scaled,) = torch.autograd.grad(0.3 * causal_lm_loss(logits, LABELS), logits, retain_graph=keep)
+    assert torch.equal(scaled, (plain.float() * torch.tensor(0.3)).bfloat16())
+    assert not torch.equal(scaled, plain * torch.tensor(0.3).bfloat16())
 
 
 @pytest.mark.parametrize(

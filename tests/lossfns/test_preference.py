@@ -35,6 +35,7 @@ from tests import oracle, tiny
 
 N = oracle.IGNORED
 V = 7
+BF16 = torch.bfloat16
 
 
 def tensor(*values):
@@ -572,6 +573,19 @@ def test_ties_count_half():
         )
 
 
+@pytest.mark.parametrize(
+    ("objective", "message"),
+    [(dpo, "asks for reference_chosen, reference_rejected"), (lambda chosen, typo: chosen, "asks for 'typo'")],
+)
+def test_an_objective_that_cannot_be_computed_is_refused_before_the_logits_are_read(objective, message, monkeypatch):
+    monkeypatch.setattr("lossfns.preference.pair_statistics", lambda *given: pytest.fail("the logits were read"))
+    monkeypatch.setattr("lossfns.preference.score_pairs", lambda *given: pytest.fail("the scores were read"))
+    with pytest.raises(TypeError, match=message):
+        preference_loss(torch.zeros(2, 3, V), torch.zeros(2, 3, dtype=torch.long), objective=objective)
+    with pytest.raises(TypeError, match=message):
+        reward_loss(torch.zeros(2, 1), torch.zeros(1, dtype=torch.long), objective=objective)
+
+
 # --- the reference, once ---------------------------------------------------------------------------------------------
 
 
@@ -617,6 +631,49 @@ def test_the_cache_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr("lossfns.reference._score", lambda *given: scored.append(1) or _score(*given))
     assert torch.equal(referenced(cache=cache).log_probs, first.log_probs)
     assert len(scored) == 1  # the first batch of several: was it the same forward?
+
+
+def test_a_cache_that_cannot_be_written_is_refused_first(tmp_path, monkeypatch):
+    monkeypatch.setattr("lossfns.reference.collated", lambda *given: pytest.fail("a batch was made"))
+    with pytest.raises(ValueError, match=r"in a folder that is not there: make .*nowhere first"):
+        referenced(cache=tmp_path / "nowhere" / "reference.pt")
+
+
+@pytest.mark.parametrize("damage", [lambda kept: kept[: len(kept) // 2], lambda kept: b"", lambda kept: b"no archive"])
+def test_a_damaged_cache_is_named(tmp_path, damage):
+    cache = tmp_path / "reference.pt"
+    referenced(cache=cache)
+    cache.write_bytes(damage(cache.read_bytes()))
+    with pytest.raises(ValueError, match="cannot be read: it is damaged"):
+        referenced(cache=cache)
+
+
+def test_a_cache_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    def half(kept, path):
+        path.write_bytes(b"half")
+        raise OSError("the disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "save", half)
+        with pytest.raises(OSError, match="full"):
+            referenced(cache=tmp_path / "reference.pt")
+    assert not (tmp_path / "reference.pt").exists()
+    first = referenced(cache=tmp_path / "reference.pt")
+    assert torch.equal(referenced(cache=tmp_path / "reference.pt").log_probs, first.log_probs)
+
+
+def test_a_batch_of_bfloat16_has_a_cache(tmp_path):
+    def pad(rows):
+        return {"input_ids": torch.tensor(rows), "labels": torch.tensor(rows), "pixels": torch.ones(2, dtype=BF16)}
+
+    class Seeing(Switched):
+        def forward(self, input_ids, pixels):
+            return super().forward(input_ids)
+
+    given = Seeing(), [{"chosen": [1, 2], "rejected": [1, 3]}], stack_pairs(pad, shift=1)
+    first = precompute_reference_log_probs(*given, cache=tmp_path / "reference.pt")
+    again = precompute_reference_log_probs(*given, cache=tmp_path / "reference.pt")
+    assert torch.equal(again.log_probs, first.log_probs)
 
 
 class Switched(torch.nn.Module):
