@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ._arguments import numbers
 from ._classes import IGNORED
 from ._evaluation import Array
 
@@ -18,29 +19,31 @@ def digests(labels: Any) -> Array:
 
     Returns:
         int64 (samples,).
+
+    Raises:
+        TypeError: labels are no numbers.
     """
     rows: Iterable[Any] = zip(*labels, strict=True) if isinstance(labels, tuple) else labels
-    return np.array([_digest(np.asarray(row, np.float32)) for row in rows], np.int64)
+    return np.array([_digest(numbers("the labels of a sample", row, "an array of numbers")) for row in rows], np.int64)
 
 
-def check_order(found: Array, expected: Array) -> None:
+def check_order(differ: Array) -> None:
     """Refuse an evaluation whose samples are not those of the dataset, one after the other.
 
     Args:
-        found: checksums of the labels that came.
-        expected: checksums of the labels of the dataset.
+        differ: bool (samples,), whether the labels that came are other ones than those of the dataset.
 
     Raises:
-        ValueError: they differ.
+        ValueError: some do.
     """
-    wrong = np.flatnonzero(found != expected)
+    wrong = np.flatnonzero(differ)
     if wrong.size:
         raise ValueError(
-            f"the labels of {wrong.size} of {len(found)} samples, the first in row {wrong[0]}, are not those of the "
+            f"the labels of {wrong.size} of {len(differ)} samples, the first in row {wrong[0]}, are not those of the "
             "dataset in that row: a sampler reorders the evaluation (group_by_length=True does), or the labels given "
             "here are not those that the collator makes"
         )
 
 
 def _digest(row: Array) -> int:
-    return zlib.crc32(row[row != IGNORED].tobytes())
+    return zlib.crc32(row[row != IGNORED].astype(np.float32).tobytes())

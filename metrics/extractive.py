@@ -1,16 +1,19 @@
 """Extractive question answering in the stock Trainer: from the best spans of windows to answers and their scores."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
+from reprlib import repr as short
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from ._answers import exact_match, token_f1
+from ._arguments import check, number, numbers, sequence
+from ._classes import IGNORED
 from ._evaluation import Array, Columns, describe, named_columns
 from ._metric import Metric, Statistics
-from ._order import check_order, digests
+from ._order import check_order
 
 # The columns read here and what returns them: a contract between the two packages.
 COLUMNS = dict.fromkeys(("starts", "ends", "scores", "null_scores"), "spans")
@@ -31,12 +34,12 @@ class Questions:
     example_of: Array = field(repr=False)
     offsets: tuple[Array, ...] = field(repr=False)
     null_threshold: float
-    order: Array | None = field(repr=False)
+    positions: Array | None = field(repr=False)
 
     def __call__(self, rows: Columns) -> dict[str, ArrayLike]:
         """Return the scores that `extractive_qa` lists, from the columns of all features."""
-        if self.order is not None:
-            check_order(rows["order"], self.order)
+        if self.positions is not None:
+            self._check_order(rows["positions"], self.positions)
         texts = self.predicted(rows)
         golds = [answers or ("",) for answers in self.answers]
         functions = {"exact_match": exact_match, "token_f1": token_f1}
@@ -70,10 +73,15 @@ class Questions:
                     break  # spans come best first
         if all(self.answers):
             return texts
-        return [
-            "" if none - score > self.null_threshold else text
-            for text, none, score in zip(texts, null, best, strict=True)
-        ]
+        with np.errstate(invalid="ignore"):  # infinite scores
+            absent = null - best > self.null_threshold
+        return ["" if none else text for text, none in zip(texts, absent, strict=True)]
+
+    def _check_order(self, found: Array, expected: Array) -> None:
+        """A position off its window comes as it is, or as -100, which `pack_spans` makes of those off the batch."""
+        widths = np.array([len(offsets) for offsets in self.offsets])[:, None]
+        outside = (expected < 0) | (expected >= widths)
+        check_order(((found != expected) & ~(outside & (found == IGNORED))).any(1))
 
     def _place(self, feature: int, start: int, end: int) -> slice | None:
         offsets = self.offsets[feature]
@@ -94,7 +102,8 @@ def extractive_qa(
     questions that have an answer, and `unanswerable_exact_match` over those that have none; NaN where there is none.
 
     The rows of the evaluation are matched with `features` by their order. Their number is checked, and, where features
-    have `start_positions` and `end_positions`, the order by the labels: a sampler that reorders raises.
+    have `start_positions` and `end_positions`, the order by the labels: a sampler that reorders raises. Labels are
+    these positions, or what `lossfns.collators.pack_spans` makes of them: -100 for those outside the window.
 
     Args:
         examples: rows with `id`, `context` and `answers`, a dict with the list `text`, empty where there is none.
@@ -107,7 +116,7 @@ def extractive_qa(
     Raises:
         ValueError: no feature, or one of an unknown example, or two examples of one id; a row lacks a column, or has
             other things in it.
-        TypeError: examples or features are no rows.
+        TypeError: examples or features are no rows, or the threshold no number.
 
     Source: P. Rajpurkar, R. Jia, P. Liang, "Know What You Don't Know: Unanswerable Questions for SQuAD", 2018.
 
@@ -122,23 +131,22 @@ def extractive_qa(
     """
     examples = _rows("examples", examples, ("id", "context", "answers"))
     features = _rows("features", features, ("example_id", "offset_mapping"))
-    places = {example["id"]: place for place, example in enumerate(examples)}
+    places = {_id(example["id"]): place for place, example in enumerate(examples)}
     if len(places) < len(examples):
         raise ValueError(f"each example has an id of its own; {len(examples)} examples came with {len(places)} ids")
-    unknown = [feature["example_id"] for feature in features if feature["example_id"] not in places]
+    unknown = [feature["example_id"] for feature in features if _id(feature["example_id"]) not in places]
     if unknown or not features:
         raise ValueError(f"features belong to examples by example_id; {len(features)} came, unknown: {unknown[:3]}")
-    ordered = all(name in features[0] for name in POSITIONS)
-    positions = [[feature[name] for name in POSITIONS] for feature in features] if ordered else None
+    positions = _positions(features) if all(name in features[0] for name in POSITIONS) else None
     questions = Questions(
-        contexts=tuple(example["context"] for example in examples),
+        contexts=_strings("the contexts", [example["context"] for example in examples]),
         answers=tuple(_texts(example["answers"]) for example in examples),
         example_of=np.array([places[feature["example_id"]] for feature in features]),
         offsets=tuple(_offsets(feature["offset_mapping"]) for feature in features),
-        null_threshold=null_threshold,
-        order=None if positions is None else digests(positions),
+        null_threshold=number("null_threshold", null_threshold, "a number of logits"),
+        positions=positions,
     )
-    statistics: Statistics = _spans_and_order if ordered else span_columns
+    statistics: Statistics = span_columns if positions is None else _spans_and_positions
     reason = "windows are matched with questions by their place in the whole evaluation"
     return Metric(
         statistics=statistics,
@@ -169,8 +177,15 @@ def span_columns(predictions: Any, labels: Any) -> Columns:
     return columns
 
 
-def _spans_and_order(predictions: Any, labels: Any) -> Columns:
-    return {**span_columns(predictions, labels), "order": digests(labels)}
+def _spans_and_positions(predictions: Any, labels: Any) -> Columns:
+    several = isinstance(labels, tuple) and len({part.shape for part in labels}) == 1
+    pair = np.stack(labels, axis=1) if several else labels
+    if not isinstance(pair, np.ndarray) or pair.ndim != 2 or pair.shape[1] < 2 or (pair[:, 2:] != IGNORED).any():
+        raise ValueError(
+            f"features have {' and '.join(POSITIONS)}: labels must be both of them, or one array (B, 2), as "
+            f"lossfns.collators.pack_spans makes it; {describe(labels)} came"
+        )
+    return {**span_columns(predictions, labels), "positions": pair[:, :2]}  # all else is padding
 
 
 def _rows(what: str, rows: Any, columns: tuple[str, ...]) -> list[Mapping[str, Any]]:
@@ -184,17 +199,40 @@ def _rows(what: str, rows: Any, columns: tuple[str, ...]) -> list[Mapping[str, A
     return found
 
 
+def _id(value: Any) -> Hashable:
+    check(isinstance(value, Hashable), "an example's id", "a text or a number", value)
+    found: Hashable = value
+    return found
+
+
+def _positions(features: list[Mapping[str, Any]]) -> Array:
+    """Return start and end of the answers (features, 2)."""
+    pairs = [[feature.get(name) for name in POSITIONS] for feature in features]
+    name, wanted = " and ".join(POSITIONS), "a token each, in all features if in the first"
+    found = numbers(name, pairs, wanted)
+    check(found.ndim == 2, name, wanted, pairs)
+    return found
+
+
 def _texts(answers: Any) -> tuple[str, ...]:
     if not isinstance(answers, Mapping) or "text" not in answers:
         raise ValueError(f"answers are a dict with the list 'text', empty where there is none; {answers!r} came")
-    return tuple(answers["text"])
+    return _strings("the 'text' of answers", answers["text"])
+
+
+def _strings(name: str, values: Any) -> tuple[str, ...]:
+    wanted = "a list of texts"
+    found = [None] if isinstance(values, str) else sequence(name, values, wanted)
+    check(all(isinstance(text, str) for text in found), name, wanted, values)
+    return tuple(found)
 
 
 def _offsets(pairs: Any) -> Array:
     try:
         return np.array([(-1, -1) if pair is None else tuple(pair) for pair in pairs], np.int64).reshape(-1, 2)
     except (TypeError, ValueError) as error:
-        raise ValueError("offset_mapping is a pair of characters for each token, None off the context") from error
+        wanted = "a pair of characters for each token, None off the context"
+        raise ValueError(f"offset_mapping is {wanted}; {short(pairs)} came") from error
 
 
 def _mean(values: Array) -> float:

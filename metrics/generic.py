@@ -454,7 +454,7 @@ class _GroupScores:
 
     def __call__(self, rows: Columns) -> dict[str, ArrayLike]:
         if self.order is not None:
-            check_order(rows[ORDER], self.order)
+            check_order(rows[ORDER] != self.order)
             rows = {name: column for name, column in rows.items() if name != ORDER}
         order = np.argsort(self.places, kind="stable")
         members = np.split(order, np.flatnonzero(np.diff(self.places[order])) + 1)

@@ -6,6 +6,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 from sklearn.metrics import (
     accuracy_score,
@@ -18,6 +19,7 @@ from sklearn.metrics import (
 )
 from torchmetrics.functional.text import squad
 
+from lossfns.collators import pack_spans
 from metrics import (
     bootstrap,
     build,
@@ -217,6 +219,36 @@ def test_windows_are_told_by_their_order():
     with pytest.raises(ValueError, match="one after the other"):
         bootstrap(metric)
     assert pickle.loads(pickle.dumps(metric))(evaluation(spans_of(), labels)) == expected
+
+
+@pytest.mark.parametrize("place", [-1, 15, 400])
+def test_positions_outside_the_window_come_as_pack_spans_makes_them(place):
+    ends = [5, place, 6, 7]
+    placed = [feature | {"start_positions": 4, "end_positions": at} for feature, at in zip(FEATURES, ends, strict=True)]
+    collate = pack_spans(lambda rows: {name: torch.tensor([row[name] for row in rows]) for name in rows[0]})
+    rows = [{name: row[name] for name in ("start_positions", "end_positions")} for row in placed]
+    packed = collate([row | {"input_ids": [0] * 20} for row in rows])["labels"].numpy()
+    raw = np.array([[*row.values()] for row in rows])
+    metric = extractive_qa(EXAMPLES, placed)
+    expected = extractive_qa(EXAMPLES, FEATURES)(evaluation(spans_of(), np.zeros(4)))
+    # 15 is off its window of 15 tokens, but not off a batch that is padded to 20; off one that isn't, it is.
+    narrow = np.where(packed == 15, N, packed)
+    for labels in (packed, narrow, raw):
+        assert metric(evaluation(spans_of(), labels)) == expected
+        with pytest.raises(ValueError, match="the labels of 2 of 4 samples, the first in row 0"):
+            metric(evaluation(spans_of(), labels[[2, 1, 0, 3]]))
+    assert metric(evaluation(spans_of(), tuple(raw.T))) == expected
+    with pytest.raises(ValueError, match="the labels of 1 of 4 samples, the first in row 0"):
+        metric(evaluation(spans_of(), np.where(packed == 5, N, packed)))  # an answer inside its window is not lost
+
+
+def test_labels_beside_positions_are_a_pair():
+    placed = [feature | {"start_positions": 4, "end_positions": 5} for feature in FEATURES]
+    for labels in (np.zeros(4), np.zeros((4, 3)), (np.zeros(4), np.zeros((4, 2)))):
+        with pytest.raises(ValueError, match=r"one array \(B, 2\), as lossfns\.collators\.pack_spans makes it"):
+            extractive_qa(EXAMPLES, placed)(evaluation(spans_of(), labels))
+    with pytest.raises(TypeError, match="start_positions and end_positions is a token each, in all features"):
+        extractive_qa(EXAMPLES, [*placed[:3], FEATURES[3]])
 
 
 def test_what_is_no_question_is_refused():
