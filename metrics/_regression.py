@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike
 from scipy import stats
 
 from ._classes import missing
-from ._evaluation import Array, Columns, named_columns
+from ._evaluation import Array, Columns, describe, named_columns
 from ._metric import Metric, build, ratio
 from .confusion import mean_where, quiet
 
@@ -71,14 +71,17 @@ def pairs(predictions: Any, labels: Any) -> Columns:
         `predictions` and `labels`.
 
     Raises:
-        TypeError: predictions are not floats, or labels not one array.
+        TypeError: predictions are not floats, or labels not one array of numbers.
         ValueError: shapes that differ, or a label that is NaN.
     """
     values = predictions if isinstance(predictions, np.ndarray) else named_columns(predictions).get("predictions")
     if values is None:
         raise missing("floats of the labels' shape, alone or as the column 'predictions'", predictions)
-    if values.dtype.kind != "f" or not isinstance(labels, np.ndarray):
-        raise TypeError(f"floats are scored against one array; {values.dtype} and a {type(labels).__name__} came")
+    if values.dtype.kind != "f" or not isinstance(labels, np.ndarray) or labels.dtype.kind not in "biuf":
+        raise TypeError(
+            f"floats are scored against one array of numbers; {describe(values)} came, and labels in a "
+            f"{type(labels).__name__}: {describe(labels)}"
+        )
     values, targets = (array[:, None] if array.ndim == 1 else array for array in (values, labels))
     if values.shape != targets.shape or values.ndim != 2:
         raise ValueError(
@@ -86,7 +89,9 @@ def pairs(predictions: Any, labels: Any) -> Columns:
             "target. The number of targets is the model's num_labels"
         )
     if np.isnan(targets).any():
-        raise ValueError("a label is NaN: mark missing labels by -100.0, as replace_labels(collator, ...) does")
+        raise ValueError(
+            "a label is NaN: mark missing labels by -100.0, as lossfns.collators.mask_missing(collator) does"
+        )
     return {"predictions": values.astype(np.float64), "labels": targets.astype(np.float64)}
 
 

@@ -267,7 +267,7 @@ def test_a_diverged_target_is_not_averaged_away():
         (np.zeros((3, 2)), np.zeros(3), ValueError, r"predictions have shape \(3, 2\), labels \(3, 1\)"),
         (np.zeros(3), np.zeros((3, 2)), ValueError, r"shape \(3, 1\), labels \(3, 2\).*num_labels"),
         (np.zeros((3, 2, 1)), np.zeros((3, 2, 1)), ValueError, r"must be \(B, K\)"),
-        (np.zeros(3), np.array([0.0, np.nan, 1.0]), ValueError, r"NaN.*-100\.0.*replace_labels"),
+        (np.zeros(3), np.array([0.0, np.nan, 1.0]), ValueError, r"NaN.*-100\.0.*mask_missing"),
         (np.zeros(3, np.int64), np.zeros(3), TypeError, "floats"),
         ((np.zeros(3), np.zeros(3)), np.zeros(3), ValueError, "column 'predictions'"),
         (np.zeros(3), (np.zeros(3),), TypeError, "tuple"),
