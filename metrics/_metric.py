@@ -158,7 +158,8 @@ class Metric:
         return self._summed(self.about(columns, {})[0])
 
     def _summed(self, columns: Columns) -> Columns:
-        return columns if self.whole else {name: column.sum(axis=0) for name, column in columns.items()}
+        with np.errstate(over="ignore", invalid="ignore"):  # inf and -inf have no sum: NaN
+            return columns if self.whole else {name: column.sum(axis=0) for name, column in columns.items()}
 
     def result(self, sums: Columns) -> dict[str, float]:
         """Return the scores of one evaluation as a flat dict of Python floats.
@@ -408,7 +409,8 @@ def _check_names(first: Columns, other: Columns) -> None:
 
 def _added(left: _Totals, right: _Totals) -> _Totals:
     _check_names(left.sums, right.sums)
-    sums = {name: value + right.sums[name] for name, value in left.sums.items()}
+    with np.errstate(over="ignore", invalid="ignore"):
+        sums = {name: value + right.sums[name] for name, value in left.sums.items()}
     return _Totals(left.rows + right.rows, sums, right.origin)
 
 

@@ -155,7 +155,8 @@ class PartnerScores:
         step = max(1, CHUNK // max(1, len(documents)))
         ranks = [np.zeros(0, np.int64)]
         for start in range(0, len(queries), step):
-            products = queries[start : start + step] @ documents.T
+            with np.errstate(over="ignore", invalid="ignore"):  # vectors of a model that diverged
+                products = queries[start : start + step] @ documents.T
             own = products[np.arange(len(products)), start + np.arange(len(products))]
             ranks.append((~(products < own[:, None])).sum(1))  # NaN finds nothing either
         rank = np.concatenate(ranks)

@@ -313,7 +313,8 @@ def _pair_scores(
         own, other = pair if sample.unit is None else (side[:, sample.unit] for side in pair)
         left = _scores(metric, rows[0], np.hstack((own, other)))
         right = _scores(metric, rows[-1], np.hstack((other, own)))
-        found.append({key: left[key] - right[key] for key in left})
+        with np.errstate(invalid="ignore"):  # of infinite scores
+            found.append({key: left[key] - right[key] for key in left})
     return _concatenated(found)
 
 
@@ -345,6 +346,8 @@ def _chunks(n: int, width: int) -> Iterator[int]:
 def _weighted(weights: Any, column: Any) -> Array:
     """Return `weights @ column` for columns of any number of dimensions, dense or sparse, as a dense array."""
     flat = column if sparse.issparse(column) else column.reshape(len(column), math.prod(column.shape[1:]))
+    if not np.isfinite(flat.data if sparse.issparse(flat) else flat).all():
+        weights = sparse.csr_array(weights)  # has no zeros: a row that isn't there adds nothing, and 0 * inf is NaN
     product = weights @ flat
     dense = product.toarray() if sparse.issparse(product) else product
     return np.asarray(dense).reshape(-1, *column.shape[1:])

@@ -221,6 +221,7 @@ def bin_sums(predictions: Any, labels: Any) -> Columns:
     return {name: found[name] for name in BINS}
 
 
+@np.errstate(invalid="ignore")  # infinite sums have no difference: NaN
 def gaps(sums: Columns) -> Columns:
     """Return the scores that `calibration` lists, of sums or of stacks of them."""
     labels = sums["bin_labels"]

@@ -29,6 +29,9 @@ def preferences() -> Metric:
     - `reward_accuracy`: fraction of the pairs whose chosen reward is larger; a tie counts half;
     - `pairs`: how many were scored.
 
+    Rewards may be infinite, as of a reference that has no chance: a mean of them is infinite too, and NaN where inf and
+    -inf meet in it, in a margin as in a sum; equal ones are a tie. A reward that is NaN makes every mean of it NaN.
+
     Without any pair, means are NaN.
 
     Returns:
@@ -72,10 +75,12 @@ def pair_sums(predictions: Any, labels: Any) -> Columns:
     chosen, rejected = (
         np.where(there, found[name].astype(np.float64), 0.0) for name in ("reward_chosen", "reward_rejected")
     )
-    wins = np.where(there, np.heaviside(chosen - rejected, 0.5), 0.0)
-    return {"reward_chosen": chosen, "reward_rejected": rejected, "wins": wins, "pairs": there}
+    # By comparison: the difference of equal infinities, which are a tie, is NaN.
+    wins = np.where(np.isnan(chosen) | np.isnan(rejected), np.nan, (chosen > rejected) + 0.5 * (chosen == rejected))
+    return {"reward_chosen": chosen, "reward_rejected": rejected, "wins": np.where(there, wins, 0.0), "pairs": there}
 
 
+@np.errstate(invalid="ignore")  # infinite rewards may have no difference: NaN
 def pair_scores(sums: Columns) -> Columns:
     """Return the scores that `preferences` lists.
 
