@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Mapping
-from numbers import Integral
 from typing import Any
 
 import numpy as np
 from scipy import sparse
 
+from ._arguments import integer, table
 from ._evaluation import Array, Columns, describe, named_columns
 
 IGNORED = -100
@@ -20,20 +20,28 @@ def class_names(num_classes: int | None, id2label: Mapping[int, str] | None) -> 
 
     Raises:
         TypeError: neither or both are given, `num_classes` is not an integer, or `id2label` no dict.
-        ValueError: no class, ids that are not 0, 1, 2, ..., or two classes with one name.
+        ValueError: no class, ids that are not 0, 1, 2, ..., or two classes with one id or one name.
     """
     if (num_classes is None) == (id2label is None):
         raise TypeError("say how many classes there are: num_classes=3, or id2label=model.config.id2label, one of both")
     if id2label is None:
-        if not isinstance(num_classes, Integral):
-            raise TypeError(f"num_classes is the number of classes; a {type(num_classes).__name__} came")
-        id2label = {place: str(place) for place in range(num_classes)}
-    if not isinstance(id2label, Mapping):
-        raise TypeError(f"id2label is a dict of names by id, model.config.id2label; a {type(id2label).__name__} came")
-    named = {int(place): str(name) for place, name in id2label.items()}  # JSON makes strings of the ids
-    if not named or sorted(named) != list(range(len(named))) or len(set(named.values())) < len(named):
-        raise ValueError(f"classes are 0, 1, 2, ..., at least one, each with a name of its own; these came: {named}")
-    return tuple(named[place] for place in range(len(named)))
+        return tuple(map(str, range(integer("num_classes", num_classes, "the number of classes", least=1))))
+    return names_of(id2label)
+
+
+def names_of(id2label: Any) -> tuple[str, ...]:
+    """Return the name of each class, in the order of their ids.
+
+    Raises:
+        TypeError: not a dict.
+        ValueError: no class, ids that are not 0, 1, 2, ..., or two classes with one id or one name.
+    """
+    given = table("id2label", id2label, "a dict of names by id, model.config.id2label")
+    named = {str(place): str(name) for place, name in given.items()}  # JSON makes strings of the ids
+    places = [str(place) for place in range(len(given))]
+    if not named or named.keys() != {*places} or len(set(named.values())) < len(given):
+        raise ValueError(f"classes are 0, 1, 2, ..., at least one, each with a name of its own; {given} came")
+    return tuple(named[place] for place in places)
 
 
 def named_predictions(predictions: Any) -> Columns:
@@ -72,7 +80,7 @@ def predicted_ids(ids: Array, labels: Array, num_classes: int) -> Array:
     if ids.shape != labels.shape:
         raise ValueError(f"predicted ids have shape {ids.shape}, labels {labels.shape}: one id for each label")
     active = chosen(ids, labels != IGNORED)
-    hint = "where no logit predicts a label (-100 in the ids), the label must be -100 too, as by mask_first_label"
+    hint = "-100 among them is a label that no logit predicts: it must be -100 too (lossfns.collators.mask_first_label)"
     _check_range("predicted ids", active, num_classes, hint)
     return active
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ._classes import IGNORED, class_names, label_ids, missing, named_predictions, predicted_ids
+from ._classes import IGNORED, label_ids, missing, named_predictions, names_of, predicted_ids
 from ._evaluation import Array, Columns
 from ._metric import Metric
 from .confusion import scores_of_counts
@@ -78,14 +78,16 @@ def entity_f1(id2label: Mapping[int, str], *, scheme: str, lenient: bool = False
     Args:
         id2label: tags by id, as `model.config.id2label`: "O", or a prefix, "-" and the type, as "B-PER".
         scheme: "IOB1", "IOB2", "IOE1", "IOE2", "IOBES" or "BILOU".
-        lenient: read entities out of sequences that break the scheme, as conlleval and seqeval's default mode do; else
-            (seqeval's `mode="strict"`) only what the scheme allows counts.
+        lenient: read entities out of sequences that break the scheme, as conlleval and seqeval's default mode do; L and
+            U of BILOU, which neither of them knows, are read as E and S of IOBES. Else only what the scheme allows
+            counts, for all six as in seqeval's `mode="strict"`.
 
     Returns:
         A metric to give to the Trainer as `compute_metrics`.
 
     Raises:
-        ValueError: an unknown scheme, or a tag that is none of its own.
+        TypeError: `id2label` is no dict.
+        ValueError: an unknown scheme, or a tag that is none of its own; ids that are not 0, 1, 2, ...
 
     Source: E. F. Tjong Kim Sang, S. Buchholz, "Introduction to the CoNLL-2000 Shared Task: Chunking", 2000 (conlleval);
     H. Nakayama, "seqeval: A Python framework for sequence labeling evaluation", 2018.
@@ -97,7 +99,7 @@ def entity_f1(id2label: Mapping[int, str], *, scheme: str, lenient: bool = False
         >>> metric(SimpleNamespace(predictions=ids, label_ids=labels))["entity_recall/PER"]
         0.5
     """
-    tags = _tags(class_names(None, id2label), scheme)
+    tags = _tags(names_of(id2label), scheme)
     return Metric(
         statistics=partial(entity_counts, tags=tags, scheme=None if lenient else scheme),
         score=partial(entity_scores, names=tags.names),

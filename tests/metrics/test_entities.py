@@ -115,6 +115,18 @@ def test_every_scheme_scores_as_in_seqeval(scheme, lenient):
         assert [scores[key] for key in KEYS] == pytest.approx(expected, abs=1e-12)
 
 
+def test_of_all_schemes_bilou_alone_is_read_otherwise_than_in_seqevals_default_mode():
+    other = set()
+    for scheme in PREFIXES:
+        tags = tags_of(scheme)
+        ids, labels = noisy((5, 9), len(tags), seed=0)
+        scores = entity_f1(dict(enumerate(tags)), scheme=scheme, lenient=True)(evaluation(ids, labels))
+        expected = seqeval(ids, labels, tags, scheme, lenient=True)[:3]
+        if [scores[key] for key in KEYS] != pytest.approx(expected, abs=1e-12):
+            other.add(scheme)
+    assert other == {"BILOU"}
+
+
 @pytest.mark.parametrize("lenient", [False, True])
 def test_real_texts_score_as_in_seqeval(corpus, lenient):
     ids, labels, tags = corpus
