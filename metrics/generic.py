@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import sparse
 
+from ._arguments import integer, named_places, sequence, string
 from ._evaluation import Array, Columns, EvalPrediction, batches, describe, named_columns
 from ._metric import Metric, Statistics, check_metric
 from ._order import check_order, digests
@@ -39,7 +40,9 @@ def by_group(metric: Metric, groups: Sequence[Any], *, labels: Sequence[Any] | N
         A metric that needs all rows at once.
 
     Raises:
-        ValueError: no group, labels of another number of samples, or a metric that can't be computed on some rows.
+        TypeError: no metric, or groups or labels that are no sequence.
+        ValueError: no group, two that are written the same (1 and "1"), labels of another number of samples, or a
+            metric that can't be computed on some rows.
 
     Example:
         >>> from types import SimpleNamespace
@@ -49,17 +52,19 @@ def by_group(metric: Metric, groups: Sequence[Any], *, labels: Sequence[Any] | N
         >>> scores["accuracy/de"], scores["accuracy/en"]
         (0.5, 1.0)
     """
-    if len(groups) == 0 or (labels is not None and len(labels) != len(groups)):
-        raise ValueError(f"groups and labels are one a sample; {len(groups)} groups came, labels: {_length(labels)}")
     _check_divisible(metric)
-    names, places = np.unique([str(group) for group in groups], return_inverse=True)
+    names, places = named_places("groups", groups, "the group of each sample, as dataset['language']")
+    made = None if labels is None else sequence("labels", labels, "what the collator makes of each sample's labels")
+    if not names or (made is not None and len(made) != len(places)):
+        came = "none" if made is None else len(made)
+        raise ValueError(f"groups and labels are one a sample; {len(places)} groups came, labels: {came}")
     return Metric(
-        statistics=metric.statistics if labels is None else partial(ordered, metric.statistics),
-        score=_GroupScores(metric, tuple(names.tolist()), places, None if labels is None else digests(labels)),
+        statistics=metric.statistics if made is None else partial(ordered, metric.statistics),
+        score=_GroupScores(metric, names, places, None if made is None else digests(made)),
         directions={f"{key}/{name}": better for key, better in metric.directions.items() for name in names},
         whole="groups belong to the rows of the whole evaluation",
         by_position=True,
-        num_samples=len(groups),
+        num_samples=len(places),
         counted_by="groups",
     )
 
@@ -78,7 +83,9 @@ def bootstrap(metric: Metric, *, n: int = 1000, unit: Sequence[Any] | None = Non
         A metric that needs all rows at once.
 
     Raises:
-        ValueError: fewer than two replicates, or a metric that can't be computed on some rows or on repeated ones.
+        TypeError: no metric, `n` or `seed` that are no integers, or units that are no sequence.
+        ValueError: fewer than two replicates, a negative seed, two units that are written the same (1 and "1"), or a
+            metric that can't be computed on some rows or on repeated ones.
 
     Source: B. Efron, "Bootstrap methods: another look at the jackknife", 1979.
 
@@ -90,15 +97,15 @@ def bootstrap(metric: Metric, *, n: int = 1000, unit: Sequence[Any] | None = Non
         >>> 0 <= scores["accuracy_low"] <= 2 / 3 <= scores["accuracy_high"] <= 1
         True
     """
-    _check_drawn(metric, n)
+    n, seed, units = _drawing(metric, n, seed, unit)
     return Metric(
         statistics=metric.statistics,
-        score=_Intervals(metric, n, None if unit is None else tuple(unit), seed),
+        score=_Intervals(metric, n, None if units is None else tuple(units.tolist()), seed),
         directions={f"{key}_{end}": better for key, better in metric.directions.items() for end in ("low", "high")},
         whole="the bootstrap draws from the rows of the whole evaluation",
-        by_position=unit is not None,
-        num_samples=metric.num_samples if unit is None else len(unit),
-        counted_by=metric.counted_by if unit is None else "unit",
+        by_position=units is not None,
+        num_samples=metric.num_samples if units is None else len(units),
+        counted_by=metric.counted_by if units is None else "unit",
     )
 
 
@@ -126,8 +133,10 @@ def compare(
         `{key}_difference_high` (95 %) and `{key}_p_value` (two-sided, approximate randomisation, at least 1 / (n + 1)).
 
     Raises:
-        ValueError: the labels or the columns of the two differ, fewer than two replicates, not one unit a sample, or a
-            metric that can't be computed on some rows or on repeated ones.
+        TypeError: no metric, no predictions, `n` or `seed` that are no integers, or units that are no sequence.
+        ValueError: the labels or the columns of the two differ, fewer than two replicates, a negative seed, not one
+            unit a sample, two units that are written the same (1 and "1"), or a metric that can't be computed on some
+            rows or on repeated ones.
 
     Source: E. W. Noreen, "Computer-Intensive Methods for Testing Hypotheses", 1989; P. Koehn, "Statistical Significance
     Tests for Machine Translation Evaluation", 2004.
@@ -140,7 +149,7 @@ def compare(
         >>> compare(classification(2), right, wrong)["accuracy_p_value"] < 0.05
         True
     """
-    _check_drawn(metric, n)
+    n, seed, units = _drawing(metric, n, seed, unit)
     if not np.array_equal(_label_digests(first), _label_digests(second)):
         raise ValueError("the two runs have different labels: predict on the same dataset, in the same order")
     runs = [metric.columns(first), metric.columns(second)]
@@ -151,7 +160,7 @@ def compare(
     origins = [metric.about(run, {})[1] for run in runs] if metric.summands else [{}]
     about = [[metric.about(run, origin)[0] for run in runs] for origin in origins]
     drawn_from = {(o, s, name): run[name] for o, pair in enumerate(about) for s, run in enumerate(pair) for name in run}
-    sample = _sample(metric, drawn_from, unit)
+    sample = _sample(metric, drawn_from, units)
     rows = [
         {name: _stack([sample.columns[origin, side, name] for side in (0, 1)]) for name in pair[0]}
         for origin, pair in enumerate(about)
@@ -183,6 +192,9 @@ def labels_from(metric: Metric, column: str) -> Metric:
     Returns:
         The metric with other labels.
 
+    Raises:
+        TypeError: no metric, or a name that is no text.
+
     Example:
         >>> from types import SimpleNamespace
         >>> from metrics import classification
@@ -192,6 +204,7 @@ def labels_from(metric: Metric, column: str) -> Metric:
         0.5
     """
     check_metric(metric)
+    column = string("column", column, "the name of a column of the predictions")
     return replace(metric, statistics=partial(with_labels, metric.statistics, column))
 
 
@@ -227,6 +240,7 @@ def dispatch(*metrics: Metric) -> Dispatch:
         A picklable `compute_metrics`.
 
     Raises:
+        TypeError: something is not a metric.
         ValueError: a number of samples is missing, or two are equal.
 
     Example:
@@ -252,15 +266,14 @@ class _Sample(NamedTuple):
     unit: Array | None
 
 
-def _sample(metric: Metric, columns: dict[Any, Array], unit: Sequence[Any] | None) -> _Sample:
+def _sample(metric: Metric, columns: dict[Any, Array], places: Array | None) -> _Sample:
     """Prepare drawing: rows of a unit become one, and equal rows one that counts several times.
 
     A metric that needs the rows keeps them all.
     """
     length = next(iter(columns.values())).shape[0]
-    if unit is not None and len(unit) != length:
-        raise ValueError(f"unit has {len(unit)} values, and {length} samples came: one a sample, in their order")
-    places = None if unit is None else _places(unit)
+    if places is not None and len(places) != length:
+        raise ValueError(f"unit has {len(places)} values, and {length} samples came: one a sample, in their order")
     if metric.whole:
         units = length if places is None else places.max(initial=-1) + 1
         return _Sample(columns, np.ones(units, np.int64), places)
@@ -386,10 +399,6 @@ def _indicator(places: Array) -> Any:
     return sparse.csr_array((np.ones(len(places), np.int64), (places, np.arange(len(places)))))
 
 
-def _places(unit: Sequence[Any]) -> Array:
-    return np.unique([str(name) for name in unit], return_inverse=True)[1]
-
-
 def _stack(parts: list[Any]) -> Any:
     return sparse.vstack(parts, format="csr") if sparse.issparse(parts[0]) else np.concatenate(parts)
 
@@ -421,15 +430,18 @@ def _check_divisible(metric: Metric) -> None:
         )
 
 
-def _check_drawn(metric: Metric, n: int) -> None:
+def _drawing(metric: Metric, n: int, seed: int, unit: Sequence[Any] | None) -> tuple[int, int, Array | None]:
+    """Return the checked number of replicates, seed and unit of each sample."""
     _check_divisible(metric)
     if not metric.by_draw:
         raise ValueError(
             "this metric compares each sample with all others, and one that is drawn twice would compete with itself: "
             "leave it out of bootstrap() and compare()"
         )
-    if n < 2:
-        raise ValueError(f"n is the number of replicates, at least 2; {n} came")
+    n, seed = integer("n", n, "the number of replicates", least=2), integer("seed", seed, "a generator's seed", least=0)
+    if unit is None:
+        return n, seed, None
+    return n, seed, named_places("unit", unit, "what each sample belongs to, as dataset['document']")[1]
 
 
 # --- what the metrics above are made of -------------------------------------------------------------------------------
@@ -474,11 +486,12 @@ class _GroupScores:
 class _Intervals:
     metric: Metric
     n: int
-    unit: tuple[Any, ...] | None
+    units: tuple[int, ...] | None
     seed: int
 
     def __call__(self, rows: Columns) -> dict[str, ArrayLike]:
-        sample = _sample(self.metric, dict(self.metric.about(rows, {})[0]), self.unit)
+        units = None if self.units is None else np.array(self.units)
+        sample = _sample(self.metric, dict(self.metric.about(rows, {})[0]), units)
         found = []
         for weights in _resampled(np.random.default_rng(self.seed), sample.counts, self.n):
             spread = weights if sample.unit is None else weights[:, sample.unit]
@@ -490,7 +503,3 @@ class _Intervals:
 
     def __repr__(self) -> str:
         return f"bootstrap({self.metric!r}, n={self.n})"
-
-
-def _length(items: Sequence[Any] | None) -> str:
-    return "none" if items is None else str(len(items))

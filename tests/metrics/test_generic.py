@@ -21,6 +21,7 @@ from metrics import (
     generic,
     language_modeling,
     regression,
+    retrieval,
 )
 from metrics._metric import ratio
 from reducers import argmax
@@ -186,6 +187,33 @@ def test_a_score_of_single_sums_is_refused_with_advice():
     assert metric(EVALUATED) == {"first": 300.0}
     with pytest.raises(ValueError, match=r"write it with `...`"):
         bootstrap(metric)(EVALUATED)
+
+
+@pytest.mark.parametrize("names", [[1, 2, "1"], [None, "None", "b"], [True, "True", "b"], ["0.5", 0.5, 0.5]])
+def test_what_is_written_the_same_is_not_merged_silently(names):
+    first = next(name for name in names if str(name) in map(str, [other for other in names if other is not name]))
+    evaluated = evaluation(IDS[:3], LABELS[:3])
+    for call in (
+        lambda: by_group(classification(3), names),
+        lambda: bootstrap(classification(3), unit=names),
+        lambda: compare(classification(3), evaluated, evaluated, unit=names),
+    ):
+        with pytest.raises(ValueError, match="told apart by how they are written") as caught:
+            call()
+        assert repr(first) in str(caught.value)
+        assert repr(str(first)) in str(caught.value)
+
+
+@pytest.mark.parametrize("groups", [[1, np.int64(1), 2], np.array([1, 1, 2]), ("1", np.str_("1"), "2")])
+def test_numbers_of_python_and_numpy_are_one_group(groups):
+    scores = by_group(classification(3), groups)(evaluation(LABELS[:3], LABELS[:3]))
+    assert [key for key in scores if key.startswith("accuracy/")] == ["accuracy/1", "accuracy/2"]
+
+
+def test_integers_of_numpy_are_integers():
+    given = {"n": np.int64(20), "seed": np.uint8(3)}
+    assert bootstrap(classification(3), **given)(EVALUATED) == bootstrap(classification(3), n=20, seed=3)(EVALUATED)
+    assert retrieval(np.array([1, 5])).directions.keys() == retrieval((1, 5)).directions.keys()
 
 
 def test_units_are_one_a_sample_and_replicates_several():
