@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from . import confusion
+from ._arguments import numbers, sequence
 from ._classes import (
     IGNORED,
     check_probabilities,
@@ -88,7 +89,7 @@ def classification(
         A metric to give to the Trainer as `compute_metrics`.
 
     Raises:
-        TypeError: not exactly one of `num_classes` and `id2label`.
+        TypeError: not exactly one of `num_classes` and `id2label`, or of another type; an average that is no name.
         ValueError: an unknown average or `pos_label`, or one class picked out of more than two.
 
     Source: C. Guo et al., "On Calibration of Modern Neural Networks", 2017; G. W. Brier, "Verification of forecasts
@@ -148,7 +149,8 @@ def multi_label(
         A metric to give to the Trainer as `compute_metrics`.
 
     Raises:
-        TypeError: not exactly one of `num_classes` and `id2label`.
+        TypeError: not exactly one of `num_classes` and `id2label`, or of another type; an average that is no name, or
+            thresholds that are no numbers.
         ValueError: an unknown average, or thresholds that are no probabilities or not one for each class.
 
     Source: G. Tsoumakas, I. Katakis, "Multi-Label Classification: An Overview", 2007.
@@ -278,7 +280,7 @@ def _counts_of_pairs(active: Array, labels: Array, ids: Array, num_classes: int)
 
 def _counts_of_cells(cells: Array, num_classes: int) -> Columns:
     """Return the counts a sample of confusion matrices (B, C * C)."""
-    if cells.shape[1:] != (num_classes**2,) or (cells.size and not cells.min() >= 0):
+    if cells.shape[1:] != (num_classes**2,) or not (np.isfinite(cells) & (cells >= 0)).all():
         raise ValueError(
             f"the column 'confusion' has shape {cells.shape}, numbers from {cells.min(initial=0)}: it must hold counts "
             f"(B, {num_classes**2}), true class x predicted class in rows of num_classes={num_classes}, as "
@@ -448,10 +450,11 @@ def _named(values: Columns, average: str, names: Sequence[str]) -> Columns:
 
 
 def _averages(average: str | Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
-    averages = (average,) if isinstance(average, str) else tuple(average)
+    wanted = f"one or several of {', '.join(known)}"
+    averages = [average] if isinstance(average, str) else sequence("average", average, wanted)
     if unknown := [name for name in averages if name not in known]:
-        raise ValueError(f"average is one or several of {', '.join(known)}; {', '.join(map(str, unknown))} came")
-    return averages
+        raise ValueError(f"average is {wanted}; {', '.join(map(str, unknown))} came")
+    return tuple(averages)
 
 
 def _positive(pos_label: int | str, names: tuple[str, ...], averages: tuple[str, ...]) -> int:
@@ -470,10 +473,8 @@ def _positive(pos_label: int | str, names: tuple[str, ...], averages: tuple[str,
 
 
 def _thresholds(threshold: float | Sequence[float], num_classes: int) -> tuple[float, ...]:
-    given = np.asarray(threshold, np.float64)
+    wanted = f"a probability, or one for each of the {num_classes} classes"
+    given = numbers("threshold", threshold, wanted).astype(np.float64)
     if given.shape not in ((), (num_classes,)) or not ((given >= 0) & (given <= 1)).all():
-        raise ValueError(
-            f"threshold is a probability, or one for each of the {num_classes} classes; {threshold} came. A logit x is "
-            "the probability 1 / (1 + exp(-x))"
-        )
+        raise ValueError(f"threshold is {wanted}; {threshold} came. A logit x is the probability 1 / (1 + exp(-x))")
     return tuple(np.broadcast_to(given, num_classes).tolist())

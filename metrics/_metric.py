@@ -6,7 +6,6 @@ Source: Matt Post, "A Call for Clarity in Reporting BLEU Scores", 2018 (sacreble
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +13,7 @@ from numpy.typing import ArrayLike
 from scipy import sparse
 
 from . import _keys
+from ._arguments import check, integer, string, table
 from ._evaluation import Array, Columns, EvalPrediction, batches, holds_tensors
 
 Statistics = Callable[[Any, Any], Mapping[str, ArrayLike]]
@@ -58,7 +58,8 @@ class Metric:
         counted_by: what says so, the option that the message names.
 
     Raises:
-        TypeError: `num_samples` is not an integer.
+        TypeError: `statistics`, `score` or `summands` can't be called, `directions` is not a dict of booleans and None,
+            `whole` no text, or `num_samples` not an integer.
         ValueError: a key is reserved by the Trainer, or `num_samples` is not positive.
 
     Example:
@@ -83,14 +84,19 @@ class Metric:
     _running: dict[bool, _Totals] = field(default_factory=dict, init=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse reserved keys and a senseless count."""
+        """Refuse what can't be called, directions that are none, reserved keys and a senseless count."""
+        check(callable(self.statistics), "statistics", "a function of predictions and labels", self.statistics)
+        check(callable(self.score), "score", "a function of a dict of sums", self.score)
+        check(self.summands is None or callable(self.summands), "summands", "a function, or None", self.summands)
+        wanted = 'a dict of keys and whether greater is better: True, False or None, as {"error": False}'
+        for key, better in table("directions", self.directions, wanted).items():
+            known = isinstance(key, str) and (better is None or isinstance(better, bool))
+            check(known, "directions", wanted, {key: better})
         _keys.check_free(self.directions)
-        if self.num_samples is None:
-            return
-        if not isinstance(self.num_samples, Integral):
-            raise TypeError(f"num_samples is a number, len(eval_dataset); a {type(self.num_samples).__name__} came")
-        if self.num_samples < 1:
-            raise ValueError(f"num_samples is the length of the evaluation set, at least 1; {self.num_samples} came")
+        if self.whole is not None:
+            string("whole", self.whole, "the reason why score needs all rows")
+        if self.num_samples is not None:
+            integer("num_samples", self.num_samples, "the length of the evaluation set, len(eval_dataset)", least=1)
 
     def __call__(self, eval_pred: EvalPrediction, compute_result: bool = True) -> dict[str, float]:
         """Score an evaluation, or take in one step of it.
@@ -299,8 +305,7 @@ def build(*metrics: Metric, num_samples: int | None = None, **named: Metric) -> 
 
 def check_metric(metric: Any) -> None:
     """Raise TypeError unless a metric came."""
-    if not isinstance(metric, Metric):
-        raise TypeError(f"a metric is needed, as language_modeling() or Metric(...); a {type(metric).__name__} came")
+    check(isinstance(metric, Metric), "metric", "a metric, as language_modeling() or Metric(...)", metric)
 
 
 def ratio(numerator: ArrayLike, denominator: ArrayLike) -> Array:

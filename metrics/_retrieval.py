@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import index
 from typing import Any
 
 import numpy as np
 
+from ._arguments import integers, string
 from ._classes import IGNORED, missing
 from ._evaluation import Array, Columns, describe, named_columns
 from ._metric import Metric, ratio
@@ -19,6 +19,7 @@ DIRECTIONS: dict[str, bool | None] = {
     "recall_at_{k}": True,
     "queries": None,
 }
+COLUMN = "the name of a column of vectors"
 # Similarities held at once.
 CHUNK = 2**24
 
@@ -44,6 +45,7 @@ def retrieval(ks: Sequence[int] = (1, 10)) -> Metric:
         A metric to give to the Trainer as `compute_metrics`.
 
     Raises:
+        TypeError: ks are no integers.
         ValueError: a k below 1.
 
     Source: K. Jarvelin, J. Kekalainen, "Cumulated gain-based evaluation of IR techniques", 2002; C. D. Manning,
@@ -110,6 +112,7 @@ def partner_retrieval(ks: Sequence[int] = (1, 10), *, queries: str = "queries", 
         A metric that needs all rows at once.
 
     Raises:
+        TypeError: ks are no integers, or a column's name no text.
         ValueError: a k below 1.
 
     Source: A. Radford et al., "Learning Transferable Visual Models From Natural Language Supervision", 2021, table 13.
@@ -121,8 +124,9 @@ def partner_retrieval(ks: Sequence[int] = (1, 10), *, queries: str = "queries", 
         1.0
     """
     ks = _checked(ks)
+    names = string("queries", queries, COLUMN), string("documents", documents, COLUMN)
     return Metric(
-        statistics=partial(vectors, names=(queries, documents)),
+        statistics=partial(vectors, names=names),
         score=PartnerScores(ks),
         directions=dict.fromkeys(("mrr", *(f"recall_at_{k}" for k in ks)), True),
         whole="each query is compared with the documents of all samples",
@@ -185,6 +189,4 @@ def _of_ranked(gains: Array, ks: tuple[int, ...]) -> Columns:
 
 
 def _checked(ks: Sequence[int]) -> tuple[int, ...]:
-    if any(index(k) < 1 for k in ks):
-        raise ValueError(f"ks are the values of k, at least 1; {tuple(ks)} came")
-    return tuple(map(int, ks))
+    return integers("ks", ks, "a number of first places", least=1)

@@ -28,7 +28,8 @@ def segmentation(num_classes: int | None = None, *, id2label: Mapping[int, str] 
         A metric to give to the Trainer as `compute_metrics`.
 
     Raises:
-        TypeError: not exactly one of `num_classes` and `id2label`.
+        TypeError: not exactly one of `num_classes` and `id2label`, or of another type.
+        ValueError: no class, ids that are not 0, 1, 2, ..., or two classes with one name.
 
     Source: M. Everingham et al., "The Pascal Visual Object Classes (VOC) Challenge", 2010; L. R. Dice, "Measures of the
     Amount of Ecologic Association Between Species", 1945.

@@ -19,9 +19,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import sparse
 
+from ._arguments import check, string, table
 from ._classes import IGNORED, missing, named_predictions
 from ._evaluation import Array, Columns, describe
-from ._metric import Metric
+from ._metric import Metric, check_metric
 
 Kind = Literal["ids", "probabilities", "scores"]
 REASON = "nothing says that it adds up over samples"
@@ -46,6 +47,7 @@ def from_sklearn(
         A metric that needs all rows at once; NaN without any label.
 
     Raises:
+        TypeError: what can't be called, a name that is no text, or another direction than True, False and None.
         ValueError: an unknown kind, or a function without a name.
 
     Example:
@@ -54,7 +56,9 @@ def from_sklearn(
         >>> metric(SimpleNamespace(predictions=np.array([1, 1]), label_ids=np.array([1, -100])))
         {'jaccard_score': 1.0}
     """
-    key = name or _name(function)
+    wanted = "a function of true and predicted values, as sklearn.metrics.f1_score"
+    check(callable(function) and not isinstance(function, type), "function", wanted, function)
+    key = _name(function) if name is None else string("name", name, "the key of the score")
     return _adapted(_Called(function, key), kind, {key: greater_is_better})
 
 
@@ -78,7 +82,8 @@ def from_evaluate(
 
     Raises:
         ValueError: an unknown kind, or no script at the path.
-        TypeError: neither a metric of `evaluate` nor a path; in the call: floats, where the module takes integers.
+        TypeError: neither a metric of `evaluate` nor a path, or directions or options that are no dict; in the call:
+            floats, where the module takes integers.
 
     Example:
         >>> import evaluate
@@ -88,12 +93,14 @@ def from_evaluate(
         >>> metric(SimpleNamespace(predictions=np.array([1, 1]), label_ids=np.array([1, 0])))["accuracy"]
         0.5
     """
+    table("directions", directions, "a dict of the keys of the result and whether greater is better")
+    options = table("options", {} if options is None else options, 'options of compute, as {"average": "macro"}')
     if isinstance(module, (str, Path)):
         if not Path(module).exists():
             raise ValueError(f"there is no script {str(module)!r} here: metrics are never downloaded; give a path")
         module = _loaded(str(module))
     _check_methods(module, "a loaded metric of evaluate or the path of its script", "features", "add_batch", "compute")
-    return _adapted(_Evaluated(module, dict(options or {}), tuple(directions)), kind, directions)
+    return _adapted(_Evaluated(module, dict(options), tuple(directions)), kind, directions)
 
 
 def from_torchmetrics(
@@ -113,7 +120,8 @@ def from_torchmetrics(
 
     Raises:
         ValueError: an unknown kind.
-        TypeError: not an object of `torchmetrics.Metric`; in the call: it computes something else than numbers.
+        TypeError: not an object of `torchmetrics.Metric`, a name that is no text, or another direction than True, False
+            and None; in the call: it computes something else than numbers.
 
     Example:
         >>> from torchmetrics.classification import BinaryAccuracy
@@ -123,7 +131,7 @@ def from_torchmetrics(
     """
     one = "a torchmetrics.Metric (of a MetricCollection one after the other, in build())"
     _check_methods(module, one, "higher_is_better", "reset", "update", "compute")
-    key = name or type(module).__name__
+    key = type(module).__name__ if name is None else string("name", name, "the key of the score")
     better = module.higher_is_better if greater_is_better is None else greater_is_better
     return _adapted(_Updated(module, key), kind, {key: better, f"{key}_{{part}}": better})
 
@@ -139,6 +147,7 @@ def to_evaluate(metric: Metric, *, kind: Kind) -> Any:
         An `evaluate.Metric`; `compute(predictions=, references=)` returns the scores.
 
     Raises:
+        TypeError: not a metric of this package.
         ValueError: an unknown kind.
 
     Example:
@@ -146,6 +155,7 @@ def to_evaluate(metric: Metric, *, kind: Kind) -> Any:
         >>> to_evaluate(classification(2), kind="ids").compute(predictions=[1, 1], references=[1, 0])["accuracy"]
         0.5
     """
+    check_metric(metric)
     _check_kind(kind)
     evaluate = _import_evaluate()
     datasets = sys.modules["datasets"]  # evaluate has imported it

@@ -5,8 +5,9 @@ import re
 from typing import TypedDict
 
 from . import _keys
+from ._arguments import string
 from ._classification import DIRECTIONS as CLASSIFICATION
-from ._metric import Metric
+from ._metric import Metric, check_metric
 from ._regression import DIRECTIONS as REGRESSION
 from ._retrieval import DIRECTIONS as RETRIEVAL
 from ._segmentation import DIRECTIONS as SEGMENTATION
@@ -61,12 +62,16 @@ def best_model_kwargs(key: str, metric: Metric | None = None) -> BestModelKwargs
         `metric_for_best_model` and `greater_is_better`.
 
     Raises:
+        TypeError: the key is no text, or the metric none.
         ValueError: no such key, or one that is neither better greater nor better less.
 
     Example:
         >>> best_model_kwargs("perplexity")
         {'metric_for_best_model': 'perplexity', 'greater_is_better': False}
     """
+    string("key", key, 'the name of a score, as "perplexity"')
+    if metric is not None:
+        check_metric(metric)
     directions = DIRECTIONS if metric is None else metric.directions
     entry = _keys.find(key, directions, prefixed=True)
     greater = None if entry is None else directions[entry]

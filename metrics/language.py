@@ -5,12 +5,12 @@ A reducer has already chosen, shifted and counted the tokens; nothing here looks
 
 from collections.abc import Sequence
 from functools import partial
-from operator import index
 from typing import Any
 
 import numpy as np
 
 from . import _keys
+from ._arguments import integers
 from ._classes import per_sample
 from ._evaluation import Columns, describe, named_columns
 from ._metric import Metric, ratio
@@ -148,6 +148,7 @@ def label_ranking(hits: Sequence[int] = (1, 5, 10)) -> Metric:
         A metric to give to the Trainer as `compute_metrics`.
 
     Raises:
+        TypeError: hits are no integers.
         ValueError: a k below 1.
 
     Source: E. M. Voorhees, "The TREC-8 Question Answering Track Report", 1999.
@@ -158,12 +159,9 @@ def label_ranking(hits: Sequence[int] = (1, 5, 10)) -> Metric:
         >>> label_ranking()(SimpleNamespace(predictions=ranks, label_ids=np.zeros((1, 3))))["mrr"]
         0.625
     """
-    if any(index(k) < 1 for k in hits):
-        raise ValueError(f"hits are the values of k, at least 1; {tuple(hits)} came")
+    hits = integers("hits", hits, "a number of first places", least=1)
     keys = ("mrr", *(f"hit_at_{k}" for k in hits))
-    return Metric(
-        statistics=partial(rank_sums, hits=tuple(hits)), score=rank_scores, directions=dict.fromkeys(keys, True)
-    )
+    return Metric(statistics=partial(rank_sums, hits=hits), score=rank_scores, directions=dict.fromkeys(keys, True))
 
 
 def rank_sums(predictions: Any, labels: Any, *, hits: tuple[int, ...]) -> Columns:
@@ -213,7 +211,7 @@ def bin_sums(predictions: Any, labels: Any) -> Columns:
     """
     found = named_columns(predictions)
     shapes = {found[name].shape if name in found else () for name in BINS}
-    if len(shapes) > 1 or any(len(shape) != 2 for shape in shapes):
+    if len(shapes) > 1 or any(len(shape) != 2 or shape[1] == 0 for shape in shapes):
         raise ValueError(
             f"calibration() needs the columns {', '.join(BINS)} (samples, bins) of calibration_bins; predictions hold "
             f"{describe(predictions)}"

@@ -7,8 +7,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.metrics import precision_recall_curve
 
+from ._arguments import number, numbers, sequence, string, table
+from ._classes import IGNORED
+from ._evaluation import named_columns
 from ._metric import ratio
-from .language import BINS, gaps
+from .language import bin_sums, gaps
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,15 +33,17 @@ def confusion_matrix(matrix: ArrayLike, names: Sequence[str]) -> "Figure":
         A figure.
 
     Raises:
-        ValueError: not as many rows and columns as names.
+        TypeError: counts that are no numbers, or names that are no sequence.
+        ValueError: not as many rows and columns as names, or no class at all.
 
     Example:
         >>> confusion_matrix([[3, 1], [0, 4]], ["cat", "dog"]).axes[0].get_xlabel()
         'predicted'
     """
-    counts = np.asarray(matrix)
-    if counts.shape != (len(names), len(names)):
-        raise ValueError(f"{len(names)} names came, and a matrix of shape {counts.shape}")
+    counts = numbers("matrix", matrix, "counts (C, C)")
+    names = sequence("names", names, "the names of the C classes")
+    if not names or counts.shape != (len(names), len(names)):
+        raise ValueError(f"{len(names)} names came, and a matrix of shape {counts.shape}: C names go with (C, C)")
     figure, axes = _axes(size=max(WIDTH, 0.6 * len(names)))
     shares = np.nan_to_num(ratio(counts, counts.sum(1, keepdims=True)))
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
@@ -61,6 +66,10 @@ def reliability_diagram(columns: Mapping[str, ArrayLike]) -> "Figure":
     Returns:
         A figure; its title has the expected calibration error.
 
+    Raises:
+        TypeError: not a dict, or columns that are no numbers.
+        ValueError: a column is missing, or not (samples, bins).
+
     Source: C. Guo et al., "On Calibration of Modern Neural Networks", 2017, figure 1.
 
     Example:
@@ -68,7 +77,9 @@ def reliability_diagram(columns: Mapping[str, ArrayLike]) -> "Figure":
         >>> reliability_diagram(sums).axes[0].get_title()
         'expected calibration error 0.150'
     """
-    sums = {name: np.asarray(columns[name], np.float64).sum(0) for name in BINS}
+    table("columns", columns, "the dict that reducers.calibration_bins returns")
+    given = {name: numbers(name, column, "a column of numbers") for name, column in named_columns(columns).items()}
+    sums = {name: column.sum(0) for name, column in bin_sums(given, None).items()}
     error = float(gaps(sums)["expected_calibration_error"])
     labels, confidence, correct = sums.values()
     bins = len(labels)
@@ -93,20 +104,32 @@ def precision_recall(probabilities: ArrayLike, labels: ArrayLike, *, threshold: 
     Returns:
         A figure.
 
+    Raises:
+        TypeError: probabilities, labels or the threshold are no numbers.
+        ValueError: not one probability and one label, 0, 1 or -100, a sample, or no sample whose label is known.
+
     Source: C. J. van Rijsbergen, "Information Retrieval", 1979.
 
     Example:
         >>> len(precision_recall([0.2, 0.7, 0.9], [0, 1, 1], threshold=0.7).axes[0].lines)
         2
     """
-    values, truth = np.asarray(probabilities), np.asarray(labels)
-    known = truth >= 0
+    values = numbers("probabilities", probabilities, "floats (samples,)")
+    truth = numbers("labels", labels, "0, 1, or -100 where not known, (samples,)")
+    known = truth != IGNORED
+    fits = values.shape == truth.shape and values.ndim == 1 and np.isin(truth, (0, 1, IGNORED)).all()
+    if not fits or not known.any() or not np.isfinite(values[known]).all():
+        raise ValueError(
+            f"probabilities {values.shape} and labels {truth.shape} must both be (samples,): finite numbers, and 0, 1, "
+            f"or -100 where not known, with at least one known; {known.sum()} of the labels are"
+        )
+    cut = None if threshold is None else number("threshold", threshold, "a probability")
     precision, recall, cuts = precision_recall_curve(truth[known], values[known])
     figure, axes = _axes()
     axes.plot(recall, precision, color=COLOR, drawstyle="steps-post")
-    if threshold is not None:
-        at = int(np.searchsorted(cuts, threshold))
-        axes.plot(recall[at], precision[at], "o", color=ACCENT, label=f"threshold {threshold:.3g}")
+    if cut is not None:
+        at = int(np.searchsorted(cuts, cut))
+        axes.plot(recall[at], precision[at], "o", color=ACCENT, label=f"threshold {cut:.3g}")
         axes.legend(loc="lower left")
     axes.set(xlabel="recall", ylabel="precision", xlim=(0, 1.02), ylim=(0, 1.02))
     return figure
@@ -124,6 +147,7 @@ def group_bars(scores: Mapping[str, float], key: str) -> "Figure":
         A figure.
 
     Raises:
+        TypeError: scores are no dict of numbers, or the key no text.
         ValueError: no group has this score.
 
     Example:
@@ -131,11 +155,12 @@ def group_bars(scores: Mapping[str, float], key: str) -> "Figure":
         >>> len(group_bars(scores, "accuracy").axes[0].patches)
         2
     """
-    start = f"{key}/"
+    table("scores", scores, "the dict that a metric returns")
+    start = f"{string('key', key, 'the name of a score')}/"
     groups = [name.removeprefix(start) for name in scores if name.startswith(start)]
     if not groups:
         raise ValueError(f"no group has the score {key!r}; the scores are {', '.join(scores)}")
-    values = np.array([scores[start + group] for group in groups])
+    values = numbers("scores", [scores[start + group] for group in groups], "a number for each group")
     ends = [[scores.get(f"{key}_{end}/{group}", np.nan) for group in groups] for end in ("low", "high")]
     figure, axes = _axes()
     axes.bar(groups, values, color=COLOR)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from . import _keys
+from ._arguments import table
 from ._evaluation import Array, leaves, mapped
 from .directions import DIRECTIONS
 
@@ -317,7 +318,7 @@ def metric_rules(
 
     Raises:
         ValueError: no such rule, no reason; fewer samples, or not as many of predictions as of labels.
-        TypeError: predictions and labels are no arrays.
+        TypeError: predictions and labels are no arrays, or directions no dict.
 
     Example:
         >>> rules = metric_rules(predictions=np.array([1, 2, 2, 0]), labels=np.array([1, 2, 0, 0]))
@@ -327,7 +328,10 @@ def metric_rules(
     from lossfns.testing.rules import select
 
     _check_samples(predictions, labels)
-    subject = partial(MetricSubject, predictions=predictions, labels=labels, directions=directions or {})
+    known = table(
+        "directions", {} if directions is None else directions, "a dict of scores and whether greater is better"
+    )
+    subject = partial(MetricSubject, predictions=predictions, labels=labels, directions=known)
     return select(RULES, subject, skip)
 
 

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ._answers import exact_match, token_f1
+from ._arguments import check
 from ._classes import IGNORED, missing
-from ._evaluation import Array, Columns, named_columns
+from ._evaluation import Array, Columns, describe, named_columns
 from ._metric import Metric, ratio
 
 MATCH: dict[str, bool | None] = {"exact_match": True, "token_f1": True}
@@ -57,9 +58,9 @@ def decode(ids: Array, tokenizer: Tokenizer) -> list[str]:
         ['hi', '!']
     """
     if not isinstance(ids, np.ndarray) or ids.dtype.kind not in "iu" or ids.ndim != 2:
-        raise TypeError(f"ids must be integers (samples, tokens); {getattr(ids, 'dtype', type(ids))} came")
-    if not hasattr(tokenizer, "batch_decode"):
-        raise TypeError(f"a tokenizer has batch_decode; a {type(tokenizer).__name__} came")
+        came = describe(ids) if isinstance(ids, np.ndarray) else f"a {type(ids).__name__}"
+        raise TypeError(f"ids must be integers in one array (samples, tokens); {came} came")
+    _check_tokenizer(tokenizer)
     rows = [row[row >= 0].tolist() for row in ids]
     return [text.strip() for text in tokenizer.batch_decode(rows, skip_special_tokens=True)]
 
@@ -75,6 +76,9 @@ def text_match(tokenizer: Tokenizer) -> Metric:
 
     Returns:
         A metric to give to the Trainer as `compute_metrics`.
+
+    Raises:
+        TypeError: no tokenizer.
 
     Source: P. Rajpurkar et al., "SQuAD: 100,000+ Questions for Machine Comprehension of Text", 2016.
 
@@ -98,6 +102,12 @@ def translation(tokenizer: Tokenizer, *, tokenize: str = "13a") -> Metric:
     Returns:
         A metric to give to the Trainer as `compute_metrics`; needs the extra `text`.
 
+    Raises:
+        TypeError: no tokenizer.
+        ValueError: a tokeniser that sacrebleu doesn't have.
+        ImportError: the extra `text` is not installed.
+        RuntimeError: what the tokeniser itself needs is not installed, as sacrebleu says.
+
     Source: M. Post, "A Call for Clarity in Reporting BLEU Scores", 2018; M. Popovic, "chrF: character n-gram F-score
     for automatic MT evaluation", 2015; M. Snover et al., "A Study of Translation Edit Rate", 2006.
 
@@ -109,6 +119,10 @@ def translation(tokenizer: Tokenizer, *, tokenize: str = "13a") -> Metric:
         100.0
     """
     counting = _Sacrebleu(tokenize)
+    known = _library("sacrebleu.metrics").BLEU.TOKENIZERS
+    if tokenize not in tuple(known):
+        raise ValueError(f"tokenize is one of {', '.join(known)}; {tokenize!r} came")
+    counting.metrics()  # some tokenisers need a package of their own
     return _metric("translation", tokenizer, counting.statistics, counting.scores, TRANSLATION)
 
 
@@ -124,6 +138,10 @@ def summarization(tokenizer: Tokenizer, *, use_stemmer: bool = False) -> Metric:
     Returns:
         A metric to give to the Trainer as `compute_metrics`; needs the extra `text`.
 
+    Raises:
+        TypeError: no tokenizer.
+        ImportError: the extra `text` is not installed.
+
     Source: C.-Y. Lin, "ROUGE: A Package for Automatic Evaluation of Summaries", 2004.
 
     Example:
@@ -133,6 +151,7 @@ def summarization(tokenizer: Tokenizer, *, use_stemmer: bool = False) -> Metric:
         >>> summarization(letters)(SimpleNamespace(predictions={"generated": text}, label_ids=text))["rouge2"]
         1.0
     """
+    _library("rouge_score.rouge_scorer")
     return _metric("summarization", tokenizer, _Rouge(use_stemmer), _means, dict.fromkeys(ROUGE, True))
 
 
@@ -145,6 +164,10 @@ def transcription(tokenizer: Tokenizer) -> Metric:
     Returns:
         A metric to give to the Trainer as `compute_metrics`; needs the extra `text`. NaN where no reference has any.
 
+    Raises:
+        TypeError: no tokenizer.
+        ImportError: the extra `text` is not installed.
+
     Source: V. I. Levenshtein, "Binary codes capable of correcting deletions, insertions and reversals", 1966.
 
     Example:
@@ -154,6 +177,7 @@ def transcription(tokenizer: Tokenizer) -> Metric:
         >>> transcription(letters)(SimpleNamespace(predictions={"generated": heard}, label_ids=said))
         {'wer': 0.5, 'cer': 0.2}
     """
+    _library("jiwer")
     return _metric("transcription", tokenizer, _edits, _error_rates, TRANSCRIPTION)
 
 
@@ -218,11 +242,17 @@ def _metric(
     score: Callable[[Columns], Mapping[str, ArrayLike]],
     directions: Mapping[str, bool | None],
 ) -> Metric:
+    _check_tokenizer(tokenizer)
     return Metric(
         statistics=_TextColumns(name, tokenizer, measure),
         score=_TextScores(name, score),
         directions={start + key: better for start in ("", TEACHER_FORCED) for key, better in directions.items()},
     )
+
+
+def _check_tokenizer(tokenizer: Any) -> None:
+    decodes = callable(getattr(tokenizer, "batch_decode", None)) and not isinstance(tokenizer, type)
+    check(decodes, "the tokenizer", "a tokenizer or processor, which has batch_decode", tokenizer)
 
 
 def _matches(found: list[str], references: list[str]) -> Columns:

@@ -4,6 +4,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from . import confusion
+from ._arguments import numbers
 from ._classification import label_pairs
 from ._evaluation import Array
 
@@ -26,6 +27,7 @@ def tuned_thresholds(probabilities: ArrayLike, labels: ArrayLike, *, shared: boo
         One threshold a class, in [0, 1]; 0.5 for a class without any positive label.
 
     Raises:
+        TypeError: labels or probabilities are no numbers.
         ValueError: labels or probabilities are none, or their shapes differ.
 
     Source: Z. C. Lipton, C. Elkan, B. Narayanaswamy, "Optimal Thresholding of Classifiers to Maximize F1 Measure",
@@ -35,7 +37,8 @@ def tuned_thresholds(probabilities: ArrayLike, labels: ArrayLike, *, shared: boo
         >>> tuned_thresholds([[0.1, 0.9], [0.3, 0.4], [0.2, 0.7]], [[0, 1], [1, 0], [0, 0]])
         (0.3, 0.9)
     """
-    values, targets = np.asarray(probabilities), np.asarray(labels)
+    values = numbers("probabilities", probabilities, "floats (samples, classes) in [0, 1]")
+    targets = numbers("labels", labels, "0, 1, or -100 where not known, (samples, classes)")
     if targets.ndim != 2:
         raise ValueError(f"labels are (samples, classes); these have shape {targets.shape}")
     num_classes = len(targets.T)

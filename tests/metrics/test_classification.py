@@ -468,7 +468,7 @@ def test_one_class_of_many_is_refused(options):
         (classification, TypeError, "one of both"),
         (lambda: classification(2, id2label={0: "a", 1: "b"}), TypeError, "one of both"),
         (lambda: classification(2.0), TypeError, "float"),
-        (lambda: classification(0), ValueError, "at least one"),
+        (lambda: classification(0), ValueError, "at least 1; 0 came"),
         (lambda: classification(id2label={1: "a", 2: "b"}), ValueError, "0, 1, 2"),
         (lambda: classification(id2label={0: "a", 1: "a"}), ValueError, "name of its own"),
         (

@@ -1,6 +1,7 @@
 """Scores of texts against sacrebleu, rouge_score, jiwer and a loop over SQuAD's rules."""
 
 import pickle
+import sys
 from functools import partial
 
 import jiwer
@@ -87,6 +88,29 @@ def every_metric():
     return build(text_match(TOKENIZER), translation(TOKENIZER), summarization(TOKENIZER), transcription(TOKENIZER))
 
 
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: text_match(None), TypeError, r"which has batch_decode; None came"),
+        (lambda: transcription(Words), TypeError, "the tokenizer is a tokenizer or processor"),  # not yet made
+        (lambda: translation(TOKENIZER, tokenize="typo"), ValueError, "tokenize is one of .*13a.*; 'typo' came"),
+    ],
+)
+def test_mistakes_are_found_before_the_first_evaluation(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("make", "library"),
+    [(translation, "sacrebleu.metrics"), (summarization, "rouge_score.rouge_scorer"), (transcription, "jiwer")],
+)
+def test_a_library_that_is_missing_is_named_before_the_first_evaluation(monkeypatch, make, library):
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(ImportError, match=r"pip install 'lossfns\[text\]'"):
+        make(TOKENIZER)
+
+
 def test_decoding_survives_what_is_no_id():
     ids = np.array([[3, 5, N, N], [N, 1, PAD, PAD], [N] * 4])
     assert decode(ids, TOKENIZER) == ["cat sat", "the", ""]
@@ -143,9 +167,3 @@ def test_intervals_and_comparisons_of_texts():
 def test_copies_score_the_same():
     metric = pickle.loads(pickle.dumps(build(text_match(TOKENIZER), transcription(TOKENIZER))))
     assert metric(evaluation(PREDICTIONS, LABELS))["wer"] == pytest.approx(expected_scores()["wer"])
-
-
-def test_without_the_library_the_extra_is_named(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "jiwer", None)
-    with pytest.raises(ImportError, match=r"pip install 'lossfns\[text\]'"):
-        transcription(TOKENIZER)(evaluation(PREDICTIONS, LABELS))

@@ -4,8 +4,11 @@ Each entry is a call that works and, for each of its arguments, values with whic
 RuntimeError)` are what the docstrings promise; an IndexError, AttributeError or KeyError was never thought of.
 """
 
+import contextlib
 import inspect
 import itertools
+import operator
+import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType, SimpleNamespace
@@ -21,6 +24,8 @@ import lossfns
 import metrics
 import reducers
 from lossfns import collators
+from metrics import plots, testing
+from metrics._evaluation import leaves, mapped
 
 PROMISED = (ValueError, TypeError, RuntimeError)
 NAN, INF = float("nan"), float("inf")
@@ -396,7 +401,12 @@ LOSSES = [
     Entry(
         lossfns.with_auxiliary,
         {"loss": lossfns.causal_lm_loss, "field": "aux", "weight": 0.1},
-        {"shift": NO_SHIFT, "field": ["other", None], "weight": ["text", None], "loss": ["text", None]},
+        {
+            "shift": [shift for shift in NO_SHIFT if shift is not None],  # None is the loss's own
+            "field": ["other", None],
+            "weight": ["text", None],
+            "loss": ["text", None],
+        },
         called=lambda loss: loss({"logits": LOGITS, "aux": torch.tensor(1.0)}, LABELS),
     ),
     Entry(lossfns.hidden_states, {"model": Causal()}, {"model": [None, "text", nn.Linear(2, 2)]}),
@@ -767,6 +777,7 @@ TRUE, IDS = np.array([0, 1, -100]), np.array([0, 1, 1])
 CLASSIFIED = evaluation(IDS, TRUE)
 LETTERS = SimpleNamespace(batch_decode=lambda rows, **_: [bytes(row).decode() for row in rows])
 TEXT = np.array([[*b"a text of five words"]])
+BINS = {name: [[1, 3]] for name in ("bin_labels", "bin_confidence", "bin_correct")}
 SUMS = {name: np.ones(3) for name in ("nll", "tokens", "correct", "all_correct")}
 CHANCES = np.full((3, 2), 0.5)
 VECTORS = {"queries": np.eye(3), "documents": np.eye(3)}
@@ -777,6 +788,12 @@ REWARDS = {"reward_chosen": np.ones(3), "reward_rejected": np.zeros(3), "pairs":
 TAGS = {0: "O", 1: "B-PER", 2: "I-PER"}
 NO_KS = [3, None, (0,), (-1,), (1.5,), ("1",)]
 NO_METRIC = [None, "text", 3, lambda evaluated: {}]
+NO_DRAWS = [1, *NO_COUNT, NAN, True, [2]]
+NO_SEED = [-1, 1.5, NAN, "abc", None, True, [1]]
+NO_UNIT = ["ab", 3, {"a": 1}, {"a"}, [1, "1", 2], np.array(1), np.zeros((3, 2))]
+NO_TOKENIZER = [None, "text", 3, SimpleNamespace(batch_decode=3), SimpleNamespace(decode=print), type(LETTERS)]
+NO_NAME = [None, 3, ["a"]]
+NO_DIRECTION = ["yes", 1, NAN]
 
 # A metric, an evaluation, and what cannot stand for its predictions and for its labels.
 EVALUATIONS: dict[str, tuple[Callable[..., Any], Any, Any, list[Any], list[Any]]] = {
@@ -912,7 +929,7 @@ EVALUATIONS: dict[str, tuple[Callable[..., Any], Any, Any, list[Any], list[Any]]
     ),
 }
 
-NAMES = {"num_classes": [0, -1, 2.5, "2", None], "id2label": [["a", "b"], {0: "a", 1: "b"}, 3]}
+NAMES = {"num_classes": [0, -1, 2.5, "2", True, [2], None], "id2label": [["a", "b"], {0: "a", 1: "b"}, 3]}
 BUILDERS = [
     Entry(
         metrics.classification,
@@ -922,18 +939,18 @@ BUILDERS = [
     Entry(
         metrics.multi_label,
         {"num_classes": 2},
-        NAMES | {"average": ["weighted", None], "threshold": [-0.1, 1.1, NAN, [0.5] * 3, "text", None]},
+        NAMES | {"average": ["weighted", None], "threshold": [-0.1, 1.1, NAN, [0.5] * 3, [[0.5], []], "text", None]},
     ),
     Entry(metrics.segmentation, {"num_classes": 2}, NAMES),
     Entry(
         metrics.classification,
         {"id2label": {0: "a"}},
-        {"id2label": [{}, {1: "a"}, {0: "a", 1: "a"}, {"x": "a"}, ["a"], 3, None]},
+        {"id2label": [{}, {1: "a"}, {0: "a", 1: "a"}, {0: "a", "0": "b"}, {0.5: "a"}, {"x": "a"}, ["a"], 3, None]},
         name="classification(id2label)",
     ),
     Entry(metrics.label_ranking, {}, {"hits": NO_KS}),
     Entry(metrics.retrieval, {}, {"ks": NO_KS}),
-    Entry(metrics.partner_retrieval, {}, {"ks": NO_KS}),
+    Entry(metrics.partner_retrieval, {}, {"ks": NO_KS, "queries": NO_NAME, "documents": NO_NAME}),
     Entry(
         metrics.entity_f1,
         {"id2label": TAGS, "scheme": "IOB2"},
@@ -946,26 +963,38 @@ BUILDERS = [
             "examples": [
                 *([], 3, [3], "text"),
                 *([{**EXAMPLES[0], "answers": answers}] for answers in (["a"], None, {"texts": ["a"]})),
+                *([{**EXAMPLES[0], "answers": {"text": answers}}] for answers in ("rains", None, 3, [3])),
+                *([{**EXAMPLES[0], name: None}] for name in ("id", "context")),
+                [{**EXAMPLES[0], "id": [7]}],
                 *([{key: EXAMPLES[0][key] for key in EXAMPLES[0] if key != name}] for name in EXAMPLES[0]),
             ],
             "features": [
                 *([], 3, [3], "text"),
                 *([{**FEATURES[0], "offset_mapping": offsets}] for offsets in (3, [3], [(1, 2, 3)], None, ["ab"])),
                 *([{key: FEATURES[0][key] for key in FEATURES[0] if key != name}] for name in FEATURES[0]),
+                *([{**FEATURES[0], "start_positions": end, "end_positions": end}] for end in ("a", None, [1, 2])),
+                [{**FEATURES[0], "start_positions": 1, "end_positions": [1, 2]}],
+                [{**FEATURES[0], "example_id": [7]}],
             ],
+            "null_threshold": ["a", None, NAN, [0.0], {}],
         },
     ),
     Entry(metrics.glue, {"task": "rte"}, {"task": ["other", None, 3]}),
     Entry(
         metrics.by_group,
         {"metric": metrics.classification(2), "groups": "aab"},
-        {"metric": NO_METRIC, "groups": [[], 3, None], "labels": [[1], 3]},
+        {"metric": NO_METRIC, "groups": [[], None, *NO_UNIT[1:]], "labels": [[1], 3, "abc", [[1], ["a"], [2]]]},
     ),
     Entry(
-        lambda **given: metrics.bootstrap(**given)(CLASSIFIED),
+        metrics.bootstrap,
         {"metric": metrics.classification(2), "n": 3},
-        {"metric": NO_METRIC, "n": [1, *NO_COUNT], "unit": ["ab", [1] * 4, 3], "seed": [-1, "text", 1.5]},
-        name="bootstrap",
+        {"metric": NO_METRIC, "n": NO_DRAWS, "unit": NO_UNIT[1:], "seed": NO_SEED},
+    ),
+    Entry(
+        lambda **given: metrics.bootstrap(metrics.classification(2), n=3, **given)(CLASSIFIED),
+        {},
+        {"unit": ["ab", [1] * 4]},
+        name="bootstrap(unit)",
     ),
     Entry(
         metrics.compare,
@@ -973,8 +1002,9 @@ BUILDERS = [
         {
             "metric": NO_METRIC,
             "second": [None, evaluation(IDS[:2], TRUE[:2]), evaluation(IDS, 1 - TRUE)],
-            "n": [1, *NO_COUNT],
-            "unit": ["ab", 3],
+            "n": NO_DRAWS,
+            "unit": NO_UNIT,
+            "seed": NO_SEED,
         },
     ),
     Entry(
@@ -983,18 +1013,47 @@ BUILDERS = [
         {"metric": [*NO_METRIC, metrics.classification(2)]},
         name="dispatch",
     ),
-    Entry(metrics.labels_from, {"metric": metrics.classification(2), "column": "answers"}, {"metric": NO_METRIC}),
+    Entry(
+        metrics.labels_from,
+        {"metric": metrics.classification(2), "column": "answers"},
+        {"metric": NO_METRIC, "column": NO_NAME},
+    ),
+    Entry(
+        metrics.Metric,
+        {"statistics": dict, "score": dict, "directions": {"error": False}},
+        {
+            "statistics": [*NO_FUNCTION, None],
+            "score": [*NO_FUNCTION, None],
+            "summands": NO_FUNCTION,
+            "directions": [None, ["error"], "error", {"error": "yes"}, {"error": 1}, {3: True}, {"loss": False}],
+            "whole": [3, True],
+            "num_samples": [0, -1, 2.5, "3", True],
+        },
+    ),
     Entry(
         lambda metric, num_samples=None: metrics.build(metric, num_samples=num_samples),
         {"metric": metrics.classification(2)},
         {"metric": NO_METRIC, "num_samples": [0, -1, 2.5, "3"]},
         name="build",
     ),
-    Entry(metrics.best_model_kwargs, {"key": "perplexity"}, {"key": ["other", "entropy", None, 3]}),
+    Entry(
+        metrics.best_model_kwargs,
+        {"key": "perplexity"},
+        {"key": ["other", "entropy", None, 3], "metric": NO_METRIC[1:]},
+    ),
+    *(
+        Entry(function, {"tokenizer": LETTERS}, {"tokenizer": NO_TOKENIZER, **options})
+        for function, options in (
+            (metrics.text_match, {}),
+            (metrics.translation, {"tokenize": ["typo", None, 3, ["13a"]]}),
+            (metrics.summarization, {}),
+            (metrics.transcription, {}),
+        )
+    ),
     Entry(
         metrics.decode,
         {"ids": TEXT, "tokenizer": LETTERS},
-        {"ids": [[[1]], TEXT[0], TEXT * 1.0, None], "tokenizer": [None, "text"]},
+        {"ids": [[[1]], TEXT[0], TEXT * 1.0, None], "tokenizer": NO_TOKENIZER},
     ),
     Entry(
         metrics.tuned_thresholds,
@@ -1007,7 +1066,12 @@ BUILDERS = [
     Entry(
         metrics.from_sklearn,
         {"function": max, "kind": "ids", "greater_is_better": True},
-        {"function": [lambda x, y: 1.0, None], "kind": ["other", None]},
+        {
+            "function": [lambda x, y: 1.0, None, 3, torchmetrics.MeanAbsoluteError],
+            "kind": ["other", None],
+            "greater_is_better": NO_DIRECTION,
+            "name": NO_NAME[1:],
+        },
     ),
     Entry(
         metrics.from_evaluate,
@@ -1016,7 +1080,12 @@ BUILDERS = [
             "kind": "ids",
             "directions": {"a": True},
         },
-        {"module": ["nowhere.py", 3, None, SimpleNamespace(compute=print)], "kind": ["other", None]},
+        {
+            "module": ["nowhere.py", 3, None, SimpleNamespace(compute=print)],
+            "kind": ["other", None],
+            "directions": [None, 3, ["a"], *({"a": direction} for direction in NO_DIRECTION)],
+            "options": [3, "macro", ["average"]],
+        },
     ),
     Entry(
         metrics.from_torchmetrics,
@@ -1024,9 +1093,54 @@ BUILDERS = [
         {
             "module": [3, None, torchmetrics.MeanAbsoluteError, torchmetrics.MetricCollection([])],
             "kind": ["other", None],
+            "greater_is_better": NO_DIRECTION,
+            "name": NO_NAME[1:],
         },
     ),
-    Entry(metrics.to_evaluate, {"metric": metrics.classification(2), "kind": "ids"}, {"kind": ["other", None]}),
+    Entry(
+        metrics.to_evaluate,
+        {"metric": metrics.classification(2), "kind": "ids"},
+        {"metric": NO_METRIC, "kind": ["other", None]},
+    ),
+    Entry(
+        testing.metric_rules,
+        {"predictions": np.arange(4), "labels": np.arange(4)},
+        {"predictions": [3, "text", np.arange(3)], "labels": [3, None], "directions": [3, ["a"]]},
+    ),
+    Entry(
+        plots.confusion_matrix,
+        {"matrix": [[3, 1], [0, 4]], "names": ["a", "b"]},
+        {"matrix": ["text", None, [[1], [1, 2]], [1, 2], np.ones((3, 3))], "names": [None, 3, [], {"a", "b"}]},
+    ),
+    Entry(
+        plots.reliability_diagram,
+        {"columns": BINS},
+        {
+            "columns": [
+                {name: np.ones((1, 0)) for name in BINS},
+                None,
+                "text",
+                {},
+                {"x": 1},
+                BINS | {"bin_correct": 1},
+                BINS | {"bin_correct": "text"},
+            ]
+        },
+    ),
+    Entry(
+        plots.precision_recall,
+        {"probabilities": [0.2, 0.7], "labels": [0, 1], "threshold": 0.5},
+        {
+            "probabilities": ["text", None, [0.2], [[0.2, 0.7]], [NAN, 0.7], [INF, 0.7], []],
+            "labels": ["text", None, [1], [[0, 1]], [0, 2], [NAN, 1], [-100, -100]],
+            "threshold": ["text", NAN, [0.5]],
+        },
+    ),
+    Entry(
+        plots.group_bars,
+        {"scores": {"accuracy/de": 0.5}, "key": "accuracy"},
+        {"scores": [None, 3, [0.5], {}, {"accuracy/de": "text"}], "key": ["other", None, 3]},
+    ),
 ]
 
 ENTRIES = [*LOSSES, *TERMS, *WEIGHTS, *COLLATORS, *REDUCERS, *BUILDERS]
@@ -1036,6 +1150,7 @@ WITHOUT_OPTIONS = {
     *("mse", "mae", "log_cosh", "forward_kl", "reverse_kl", "total_variation", "coral_levels", "corn_levels"),
     *("batch_hard", "semi_hard", "regression", "watch"),
 }
+SAID = [(entry, name, value) for entry in BUILDERS for name, values in entry.bad.items() for value in values]
 BAD = [(entry, name, value) for entry in ENTRIES for name, values in entry.bad.items() for value in values]
 
 
@@ -1081,6 +1196,30 @@ def test_bad_values_are_refused(entry, name, value):
     assert_refused(lambda: entry(**{name: value}))
 
 
+def assert_own_words(call: Callable[[], Any]) -> None:
+    """An error that comes out of another library, or out of Python, doesn't say what to do."""
+    with pytest.raises(PROMISED) as caught:
+        call()
+    origin = caught.traceback[-1]
+    assert origin.frame.f_globals["__name__"].startswith("metrics"), origin
+    assert str(origin.statement).strip().startswith("raise "), origin
+
+
+WORDLESS = {"an index": lambda: [][operator.index(2.5)], "a conversion": lambda: np.asarray("text", np.float64)}
+
+
+@pytest.mark.parametrize("call", WORDLESS.values(), ids=WORDLESS)
+def test_an_error_of_python_or_numpy_is_not_in_our_words(call):
+    assert_refused(call)
+    with pytest.raises(AssertionError):
+        assert_own_words(call)
+
+
+@pytest.mark.parametrize(("entry", "name", "value"), SAID, ids=[f"{e.title}-{n}-{described(v)}" for e, n, v in SAID])
+def test_metrics_say_in_their_own_words_what_is_wrong(entry, name, value):
+    assert_own_words(lambda: entry(**{name: value}))
+
+
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.title)
 def test_misspelt_options_are_refused(entry):
     with pytest.raises(TypeError, match="unexpected keyword argument"):
@@ -1115,6 +1254,41 @@ def test_bad_evaluations_are_refused_and_forgotten(metric):
     for bad in bad_labels:
         assert_refused(lambda bad=bad: score(evaluation(predictions, bad)))
     np.testing.assert_equal(score(evaluation(predictions, labels)), before)
+
+
+def spoilt(predictions: Any, place: str, values: list[float]) -> Any:
+    """A copy whose first numbers in one place are others."""
+    copied = mapped(np.copy, predictions)
+    found = dict(leaves(copied))[place].reshape(-1)
+    found[: len(values)] = values[: len(found)]
+    return copied
+
+
+FLOATS = [
+    (metric, place)
+    for metric, (_, predictions, *_) in EVALUATIONS.items()
+    for place, leaf in leaves(predictions)
+    if leaf.dtype.kind == "f"
+]
+
+
+@pytest.mark.parametrize("values", [[INF], [-INF], [NAN], [INF, -INF], [INF, NAN]], ids=str)
+@pytest.mark.parametrize(("metric", "place"), FLOATS)
+def test_what_is_not_finite_is_refused_or_scored_without_a_warning(metric, place, values):
+    score, predictions, labels, *_ = EVALUATIONS[metric]
+    good, bad = evaluation(predictions, labels), evaluation(spoilt(predictions, place, values), labels)
+    groups = [place % 2 for place in range(len(labels))]
+    calls = [
+        lambda: score(bad),
+        lambda: score(evaluation([bad.predictions] * 2, [labels] * 2)),
+        lambda: metrics.by_group(score, groups)(bad),
+        lambda: metrics.bootstrap(score, n=5)(bad),
+        lambda: metrics.compare(score, bad, good, n=5),
+    ]
+    for call in calls:
+        with warnings.catch_warnings(), contextlib.suppress(*PROMISED):
+            warnings.simplefilter("error")
+            call()
 
 
 @pytest.mark.parametrize("package", [lossfns, reducers, metrics, collators], ids=lambda package: package.__name__)
