@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ._batch import Batch, Collator, Wrapper, batch_labels, collated
+from ._options import strings
 from .alignment import IGNORED, as_numbers, check_shift, scored_places, split_labels
 from .normalization import MARKERS
 
@@ -87,10 +88,7 @@ def with_extras(collator: Collator, names: Iterable[str], *, shift: int | None =
     """
     if shift is not None:
         check_shift(shift)
-    given = tuple(names)
-    if isinstance(names, str) or not all(isinstance(name, str) for name in given):
-        raise TypeError(f"names must be a sequence of column names, got {names!r}")
-    return WithExtras(collator, given, shift)
+    return WithExtras(collator, strings(names, "names"), shift)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 from ._batch import Batch, Collator, Wrapper, collated
 from ._label_dicts import WithExtras, with_extras
+from ._options import strings
 from ._teacher import PREFIX
 
 
@@ -41,6 +42,7 @@ def teacher_inputs(
         A picklable collator: `with_extras` of `teacher_input_ids` and so on.
 
     Raises:
+        TypeError: names are not strings.
         ValueError: in the call: the batch lacks one of the inputs, no shift.
         ImportError: as for `with_extras`.
 
@@ -51,4 +53,5 @@ def teacher_inputs(
         >>> sorted(collate([{"input_ids": [5, 6], "labels": [5, 6]}])["labels"])
         ['labels', 'teacher_input_ids']
     """
-    return with_extras(CopyInputs(collator, tuple(names)), [PREFIX + name for name in names], shift=shift)
+    read = strings(names, "names")
+    return with_extras(CopyInputs(collator, read), [PREFIX + name for name in read], shift=shift)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ._autograd import refuse_transforms
+from ._options import function
 from ._rows import Rows
 
 IGNORED = -100  # what the Trainer does not count, whatever a loss would like to ignore
@@ -98,11 +99,11 @@ def select_logits(
 
     Raises:
         ValueError: nothing fits, or the model returned no logits.
-        TypeError: what was found is not a floating tensor, for instance token ids.
+        TypeError: what was found is not a floating tensor, for instance token ids; `select` is no function.
     """
     found: Any
     if select is not None:
-        found = select(outputs)
+        found = function(select, "select")(outputs)
     elif isinstance(outputs, Tensor):
         found = outputs
     elif isinstance(outputs, Mapping):

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ._linear import is_linear
 from ._notes import current_notes
+from ._options import number
 from .alignment import Labels, Outputs, check_shift, scored_places, split_labels
 from .normalization import MARKERS, NumItems, accumulator_dtype, item_count
 from .terms import check_options, name_of, plain_name, weighted_sum
@@ -79,7 +80,7 @@ def add_losses(parts: Mapping[str, tuple[float, Loss]]) -> AddedLosses:
             raise TypeError(f"part '{name}' must be (weight, loss), as in (0.5, causal_lm_loss), got {part!r}")
         if not math.isfinite(part[0]):
             raise ValueError(f"the weight of part '{name}' must be finite, got {part[0]}")
-        check_options(part[1])
+        check_options(part[1], f"the loss of part '{name}'")
     calls = _merged([Call((name,), float(weight), loss) for name, (weight, loss) in parts.items()])
     for call in calls[:-1]:
         if _options(call.loss).get("overwrite_logits"):
@@ -190,7 +191,7 @@ def with_auxiliary(loss: Loss, field: str, weight: float, *, shift: int | None =
         A loss; picklable if `loss` is.
 
     Raises:
-        TypeError: the loss has no such option.
+        TypeError: the loss has no such option, or an argument is of another type.
         ValueError: the weight is not finite, or neither a shift is given nor has the loss one; in the call: the outputs
             have no such term, or the labels have no positions to shift.
 
@@ -201,8 +202,10 @@ def with_auxiliary(loss: Loss, field: str, weight: float, *, shift: int | None =
         >>> loss({"logits": torch.zeros(1, 2, 4), "aux_loss": torch.tensor(2.0)}, torch.tensor([[1, 2]]))
         tensor(2.3863)
     """
-    check_options(loss)
-    if not math.isfinite(weight):
+    check_options(loss, "loss")
+    if not isinstance(field, str):
+        raise TypeError(f"field must be the name of an output, got {field!r}")
+    if not math.isfinite(number(weight, "weight")):
         raise ValueError(f"weight must be finite, got {weight}")
     if shift is None:
         shift = _options(loss).get("shift")

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ._autograd import autocast_off, uncompiled
+from ._options import function, number
 from ._rows import compute_dtype
 from .alignment import IGNORED, Labels, Outputs, Selector, check_ids, check_logits, select_logits, split_labels
 from .normalization import NumItems, divide, item_count
@@ -65,7 +66,7 @@ def clip_loss(
         >>> clip_loss({"logits_per_text": torch.zeros(3, 3)}, torch.tensor([7, 8, 8]))
         tensor(0.8283)
     """
-    found = check_logits(select(outputs) if select is not None else _named(outputs, "logits_per_text"))
+    found = check_logits(_named(outputs, "logits_per_text") if select is None else function(select, "select")(outputs))
     if found.ndim != 2 or found.shape[0] != found.shape[1]:
         raise ValueError(f"similarities must be (batch, batch), got {tuple(found.shape)}")
     places, ids = _partners(labels, found)
@@ -110,9 +111,9 @@ def info_nce_loss(
         >>> info_nce_loss(outputs, select=itemgetter("queries", "keys"), temperature=1.0)
         tensor(0.3133)
     """
-    if not 0 < temperature < math.inf:
+    if not 0 < number(temperature, "temperature") < math.inf:
         raise ValueError(f"temperature must be positive and finite, got {temperature}")
-    queries, keys = map(check_logits, select(outputs))
+    queries, keys = map(check_logits, function(select, "select")(outputs))
     if queries.ndim != 2 or queries.shape != keys.shape:
         raise ValueError(f"queries {tuple(queries.shape)} and keys {tuple(keys.shape)} must be (batch, size) both")
     places, ids = _partners(labels, queries)
@@ -264,9 +265,9 @@ def triplet_loss(
         >>> triplet_loss(embeddings, torch.tensor([0, 0, 1]), margin=0.2)
         tensor(0.4667)
     """
-    if not margin > 0:
+    if not number(margin, "margin") > 0:
         raise ValueError(f"margin must be positive, got {margin}")
-    check_options(mining)
+    check_options(mining, "mining")
     ids = _only_ids(labels)
     embeddings = select_logits(outputs, ids, select)
     if embeddings.ndim != 2:

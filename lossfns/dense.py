@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from ._autograd import autocast_off, uncompiled
+from ._options import number
 from ._rows import Rows, compute_dtype
 from ._term_loss import BoundTerm, bind
 from .alignment import Labels, Outputs, Selector, align, select_logits, split_labels
@@ -65,7 +66,7 @@ def segmentation_loss(
         >>> segmentation_loss({"logits": torch.zeros(1, 2, 1, 1)}, labels, dice=1.0)
         tensor(1.2074)
     """
-    if not dice >= 0 or (term is None and dice == 0):
+    if not number(dice, "dice") >= 0 or (term is None and dice == 0):
         raise ValueError(f"dice is a weight of 0 or more, and more where term is None: nothing to minimise; got {dice}")
     ids, extras = split_labels(labels)
     logits = select_logits(outputs, ids, select)
@@ -100,9 +101,9 @@ def _check_shapes(logits: Tensor, labels: Tensor) -> None:
 def _by_image(rows: Rows, shape: torch.Size) -> Iterator[tuple[Rows, slice]]:
     """The scored pixels of each image, and their places among all."""
     pixels, start = shape[1:].numel(), 0
-    numbers = rows.index.div(pixels, rounding_mode="floor").bincount(minlength=shape[0])
-    for image, number in enumerate(numbers.tolist()):
-        here = slice(start, start := start + number)
+    scored = rows.index.div(pixels, rounding_mode="floor").bincount(minlength=shape[0])
+    for image, count in enumerate(scored.tolist()):
+        here = slice(start, start := start + count)
         first = image * pixels
         yield Rows(rows.index[here] - first, rows.on_device[here] - first, rows.classes[here]), here
 

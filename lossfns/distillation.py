@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ._autograd import uncompiled
 from ._linear import linear_in_term
+from ._options import number
 from ._teacher import Comparison, Divergence, open_teacher
 from ._term_loss import bind
 from .alignment import Labels, Outputs, Selector, align, split_labels
@@ -88,7 +89,7 @@ def jensen_shannon(log_p: Tensor, log_q: Tensor, *, beta: float = 0.5) -> Tensor
         >>> jensen_shannon(torch.tensor([[1.0, 0.0]]).log(), torch.tensor([[0.0, 1.0]]).log())
         tensor([0.6931])
     """
-    if not 0.0 < beta < 1.0:
+    if not 0.0 < number(beta, "beta") < 1.0:
         raise ValueError(f"beta must lie between 0 and 1, got {beta}; forward_kl and reverse_kl are its ends")
     mixture = torch.lerp(log_p.exp(), log_q.exp(), beta)
     # What underflows has no part in the sum; kept off 0, where the logarithm has no slope. Faster than logaddexp.
@@ -198,9 +199,9 @@ def distillation_loss(
         >>> distillation_loss(student, {"labels": torch.tensor([[0, 1]]), "teacher_logits": teacher})
         tensor(0.6919)
     """
-    if not 0 < temperature < math.inf:
+    if not 0 < number(temperature, "temperature") < math.inf:
         raise ValueError(f"temperature must be positive and finite, got {temperature}")
-    check_options(divergence)
+    check_options(divergence, "divergence")
     ids, extras = split_labels(labels)
     check_unit(None, extras)
     opened = open_source(outputs, ids, select, source)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ._autograd import autocast_off, uncompiled
 from ._head import head_statistics
+from ._options import number
 from ._products import Head
 from .alignment import IGNORED, align, select_logits
 from .statistics import check_fields
@@ -56,7 +57,7 @@ def head_token_statistics(
         tensor([[ 0.0000, -1.0986]], grad_fn=<ViewBackward0>)
     """
     check_fields(fields)
-    if softcap is not None and not softcap > 0:
+    if softcap is not None and not number(softcap, "softcap") > 0:
         raise ValueError(f"softcap must be positive, or None where the logits are not bounded, got {softcap}")
     opened = Head(head, classes_of(head, hidden), scale, softcap)
     pairs = align(stand_in(hidden, opened), labels, shift=shift, ignore_index=ignore_index)
@@ -146,12 +147,14 @@ class HiddenStates:
         return f"hidden_states({type(self.model).__name__})"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what belongs to a graph, which could be neither copied nor pickled with the model."""
-        return self.__dict__ | {"_decoded": None, "_forward": None}
+        """As if removed, where the model is copied or pickled with its hooks: nobody could take those of a copy off."""
+        return self.__dict__ | {"_decoded": None, "_forward": None, "_handles": []}
 
     def _before(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if not self._handles:
+            return None
         if getattr(model, "_is_replica", False):
             raise RuntimeError(
                 "hidden_states does not work under DataParallel: each replica would keep its own. Start one process "
@@ -168,6 +171,8 @@ class HiddenStates:
         return args, {"logits_to_keep": 1, **kwargs}
 
     def _decoder_done(self, decoder: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if not self._handles:
+            return
         hidden = output[0] if isinstance(output, tuple) else getattr(output, "last_hidden_state", output)
         device = hidden.device.type
         self._decoded = hidden, torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
@@ -194,8 +199,8 @@ class HiddenStates:
         """
         if not self._handles:
             raise RuntimeError(
-                f"{self!r} was removed, and keeps no hidden states any more: remove it after the last evaluation, or "
-                "give the Trainer a new one"
+                f"{self!r} was removed, or copied with its model, and keeps no hidden states any more: remove it after "
+                "the last evaluation, or give the Trainer a new one"
             )
         latest, logits = self._forward, select_logits(outputs, None)
         if latest is None or latest.hidden.shape[0] != rows or not latest.gave(logits):

@@ -101,7 +101,7 @@ def ordinal_loss(
         >>> ordinal_loss(torch.zeros(1, 3), torch.tensor([1]), levels=corn_levels)
         tensor(1.3863)
     """
-    check_options(levels)
+    check_options(levels, "levels")
     ids, extras = split_labels(labels)
     logits = select_logits(outputs, ids, select)
     check_ids(ids)

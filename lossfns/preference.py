@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ._autograd import autocast_off, uncompiled
+from ._options import number
 from ._rows import Rows, compute_dtype
 from ._term_loss import bind
 from .alignment import IGNORED, Alignment, Labels, Outputs, Selector, align, select_logits, split_labels
@@ -46,7 +47,8 @@ def bradley_terry(chosen: Tensor, rejected: Tensor, *, margin: Tensor | float = 
         >>> bradley_terry(torch.tensor([2.0]), torch.tensor([1.0]))
         tensor([0.3133])
     """
-    return -F.logsigmoid(chosen - rejected - margin) + centering * (chosen + rejected).square()
+    values = -F.logsigmoid(chosen - rejected - margin)
+    return values + centering * (chosen + rejected).square() if centering else values
 
 
 def dpo(
@@ -85,6 +87,8 @@ def dpo(
     check_positive(beta, "beta")
     check_smoothing(label_smoothing)
     margin = beta * ((chosen - reference_chosen) - (rejected - reference_rejected))
+    if not label_smoothing:
+        return -F.logsigmoid(margin)
     return -(1 - label_smoothing) * F.logsigmoid(margin) - label_smoothing * F.logsigmoid(-margin)
 
 
@@ -324,7 +328,7 @@ def _log_odds(log_prob: Tensor) -> Tensor:
 
 def check_positive(value: float, name: str) -> None:
     """Raise ValueError unless the option `name` is positive."""
-    if not value > 0:
+    if not number(value, name) > 0:
         raise ValueError(f"{name} must be positive, got {value}")
 
 

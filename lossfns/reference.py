@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ._batch import Batch, Collator, collated
+from ._options import whole
 from .alignment import split_labels
 from .hidden import HiddenStates
 from .preference import pair_rows, sequence_log_probs
@@ -87,7 +88,7 @@ def precompute_reference_log_probs(
         >>> precompute_reference_log_probs(Uniform(), pairs, stack_pairs(pad, shift=1))[0]["reference_chosen"]
         tensor(-1.3863)
     """
-    if batch_size < 1:
+    if whole(batch_size, "batch_size") < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     if cache is not None and not Path(cache).parent.is_dir():
         raise ValueError(f"the cache {cache} is to be in a folder that is not there: make {Path(cache).parent} first")
@@ -176,6 +177,8 @@ def _load(cache: Path, made_from: str) -> Tensor:
         kept = torch.load(cache, weights_only=True)
     except (RuntimeError, EOFError, UnpicklingError) as error:
         raise ValueError(f"the cache {cache} cannot be read: it is damaged, or another file. Delete it") from error
+    if not isinstance(kept, Mapping) or kept.keys() != {"made_from", "log_probs"}:
+        raise ValueError(f"{cache} is no cache of log-probabilities: name another file")
     if kept["made_from"] != made_from:
         raise ValueError(
             f"the cache {cache} was made from other pairs, another collator or batch size, or by another model; delete "

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ._autograd import autocast_off, uncompiled
+from ._options import whole
 from ._rows import compute_dtype
 from .alignment import IGNORED, Labels, Outputs, Selector, check_ids, check_range, on_host, select_logits, split_labels
 from .normalization import NumItems, divide, item_count
@@ -63,8 +64,11 @@ def ctc_loss(
     if not len(rows):
         return divide(x.flatten(), count)
     with autocast_off(logits.device):
+        log_probs = x.log_softmax(-1)
+        # The gradient of what is ruled out is 0, and not the -inf less -inf that torch makes of it.
+        log_probs = log_probs.masked_fill(log_probs == -torch.inf, -torch.inf)
         values = F.ctc_loss(
-            x.log_softmax(-1).transpose(0, 1),
+            log_probs.transpose(0, 1),
             host[scored].to(logits.device, non_blocking=True),
             frames[rows],
             lengths[rows],
@@ -107,7 +111,7 @@ def whole_lengths(lengths: Tensor) -> Tensor:
 
 
 def _check_labels(targets: Tensor, classes: int, blank: int) -> None:
-    if not 0 <= blank < classes:
+    if not 0 <= whole(blank, "blank") < classes:
         raise ValueError(f"blank={blank} is none of the {classes} ids of the logits")
     check_range(targets, classes)
     if bool((targets == blank).any()):

@@ -7,7 +7,7 @@ Everything the losses and reducers know about a row of logits `x` with label `y`
     mean_logit = mean of x                  d/dx = 1 / V
     entropy = -sum p log p                  d/dx = -p (log p + entropy)
     rank = larger logits, plus equal ones with a smaller id
-    top_id = the largest logit, the smaller id among equals
+    top_id = the largest logit, the smaller id among equals; -100 where one is NaN
     divergence = distance from a teacher, where the rows have one       d/dx by autograd on a few rows
 
 with p = softmax(x). `entropy` and `mean_logit` leave out logits of -inf; a NaN ranks above every number.
@@ -63,7 +63,7 @@ def token_statistics(
         logits: `(B, L, V)` with `L >= S`, or `(N, V)`; any floating dtype.
         labels: integer `(B, S)` or `(N,)`.
         fields: names out of `log_prob` of the label (nats), `log_normalizer`, `mean_logit`, `entropy` (nats), `rank` of
-            the label (0 is best), `top_id`.
+            the label (0 is best), `top_id` (-100 where a logit is NaN).
         shift: the label at `i` is predicted by the logit at `i - shift`.
         ignore_index: label that is not scored.
 
@@ -139,7 +139,7 @@ class _RowStatistics(torch.autograd.Function):
 
 @torch.no_grad()
 def top_ids(logits: Tensor, rows: Rows, k: int) -> Tensor:
-    """Ids of the `k` largest logits of every row, `(n, k)` int32, best first; among equals the smaller id first."""
+    """Ids of the `k` largest logits of every row, `(n, k)` int32, best first, the smaller id first; -100 for NaN."""
     found = [block.top_ids(k) for block in blocks(logits, rows)]
     return torch.cat(found) if found else torch.empty(0, k, dtype=torch.int32, device=logits.device)
 
@@ -224,7 +224,8 @@ class Block:
         if "rank" in fields:
             found["rank"] = self._rank()
         if "top_id" in fields:
-            found["top_id"] = self.x.argmax(-1).int()
+            best = self.x.argmax(-1, keepdim=True)
+            found["top_id"] = best.masked_fill(self.x.gather(1, best).isnan(), IGNORED)[:, 0].int()
         if "mean_logit" in fields:
             found["mean_logit"] = self._finite_sum / self._finite_count
         if _FROM_SOFTMAX & set(fields):
@@ -282,15 +283,16 @@ class Block:
         return torch.cat([_rank(self.x[i : i + few], self.rows.classes[i : i + few, None]) for i in starts])
 
     def top_ids(self, k: int) -> Tensor:
-        """Ids of the `k` largest logits, `(r, k)` int32, best first; among equals the smaller id first."""
-        x = self.x.masked_fill(self.x.isnan(), torch.inf)  # first, as for argmax; NaN equals nothing
+        """Ids of the `k` largest logits, `(r, k)` int32, best first, the smaller id first; -100 where one is NaN."""
+        nan = self.x.isnan()
+        x = self.x.masked_fill(nan, torch.inf)  # NaN equals nothing
         values, ids = x.topk(k)
-        if not x.is_cpu:
-            return _first_ids(x, values)
-        last = (x == values[:, -1:]).sum(-1)
-        tied = (values[:, 1:] == values[:, :-1]).any(-1) | (last > 1)
-        ids[tied] = _first_ids(x[tied], values[tied]).long()
-        return ids.int()
+        if x.is_cpu:
+            tied = (values[:, 1:] == values[:, :-1]).any(-1) | ((x == values[:, -1:]).sum(-1) > 1)
+            ids[tied] = _first_ids(x[tied], values[tied]).long()
+        else:
+            ids = _first_ids(x, values)
+        return ids.int().masked_fill(nan.any(-1, keepdim=True), IGNORED)
 
     @cached_property
     def _dropped(self) -> Tensor | None:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ._options import function, number
 from .alignment import as_numbers
 from .normalization import accumulator_dtype
 
@@ -95,7 +96,7 @@ def focal(log_prob: Tensor, *, gamma: float = 2.0) -> Tensor:
         >>> focal(torch.tensor([0.5, 0.9]).log(), gamma=2.0)
         tensor([0.1733, 0.0011])
     """
-    if not gamma >= 0:
+    if not number(gamma, "gamma") >= 0:
         raise ValueError(f"gamma must be >= 0, got {gamma}")
     return -log_prob * probability_missed(finite_log_prob(log_prob)) ** gamma
 
@@ -120,7 +121,7 @@ def poly1(log_prob: Tensor, *, epsilon: float = 1.0) -> Tensor:
         >>> poly1(torch.tensor([0.5]).log(), epsilon=1.0)
         tensor([1.1931])
     """
-    if not epsilon >= -1:
+    if not number(epsilon, "epsilon") >= -1:
         raise ValueError(f"epsilon must be >= -1, got {epsilon}")
     return -log_prob - epsilon * torch.expm1(log_prob)
 
@@ -170,7 +171,7 @@ def asymmetric(
         >>> asymmetric(torch.tensor([0.5, 0.5]).log(), torch.tensor([True, False]))
         tensor([0.6931, 0.0245])
     """
-    if not 0.0 <= clip < 1.0:
+    if not 0.0 <= number(clip, "clip") < 1.0:
         raise ValueError(f"clip must be a probability in [0, 1), got {clip}")
     clipped = torch.logaddexp(log_prob, log_prob.new_full((), clip).log()).clamp(max=0)
     return torch.where(outcome, focal(log_prob, gamma=gamma_pos), focal(clipped, gamma=gamma_neg))
@@ -222,7 +223,7 @@ def eaft(log_prob: Tensor, entropy: Tensor, *, alpha: float = 1.0, scale: float 
         >>> eaft(torch.tensor([0.5, 0.5]).log(), torch.tensor([0.0, 2.9957]))
         tensor([0.0000, 0.6931])
     """
-    if not (alpha >= 0 and scale > 0):
+    if not (number(alpha, "alpha") >= 0 and number(scale, "scale") > 0):
         raise ValueError(f"alpha must be >= 0 and scale positive, got alpha={alpha}, scale={scale}")
     weight = (entropy.detach().clamp(min=0) / scale) ** alpha
     return weight * (-log_prob).masked_fill(weight == 0, 0)  # a label that is ruled out has infinite cross-entropy
@@ -295,7 +296,7 @@ def policy_gradient(log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, 
         >>> policy_gradient(torch.tensor([0.5, 0.5]).log(), torch.tensor([0.4, 0.4]).log(), torch.tensor([1.0, -1.0]))
         tensor([-1.2000,  1.2500])
     """
-    if not 0.0 < clip < 1.0:
+    if not 0.0 < number(clip, "clip") < 1.0:
         raise ValueError(f"clip must lie between 0 and 1, got {clip}")
     change = log_prob - old_log_prob
     # Clipped before the exponential: a ratio that overflows would have a gradient of 0 * inf.
@@ -305,7 +306,7 @@ def policy_gradient(log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, 
 
 def check_smoothing(label_smoothing: float) -> None:
     """Raise ValueError unless `label_smoothing` is a mass."""
-    if not 0.0 <= label_smoothing <= 1.0:
+    if not 0.0 <= number(label_smoothing, "label_smoothing") <= 1.0:
         raise ValueError(f"label_smoothing must be in [0, 1], got {label_smoothing}")
 
 
@@ -526,7 +527,7 @@ def parameters(term: Term, extras: Iterable[str] | None = None, known: Sequence[
     """
     extras = None if extras is None else set(extras)
     names = []
-    check_options(term)
+    check_options(term, "term")
     called = term.forward if isinstance(term, nn.Module) else term
     for parameter in inspect.signature(called).parameters.values():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
@@ -555,12 +556,13 @@ def parameters(term: Term, extras: Iterable[str] | None = None, known: Sequence[
     return tuple(names)
 
 
-def check_options(function: Callable[..., Any]) -> None:
-    """Raise TypeError where a partial binds an option that its function does not have."""
-    if not isinstance(function, partial):
+def check_options(called: Callable[..., Any], what: str) -> None:
+    """Raise TypeError where `called` is no function, or a partial that binds an option its function does not have."""
+    function(called, what)
+    if not isinstance(called, partial):
         return
-    taken = inspect.signature(function.func).parameters.values()
-    unknown = function.keywords.keys() - {parameter.name for parameter in taken}
+    taken = inspect.signature(called.func).parameters.values()
+    unknown = called.keywords.keys() - {parameter.name for parameter in taken}
     if unknown and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken):
         options = [
             parameter.name
@@ -568,7 +570,7 @@ def check_options(function: Callable[..., Any]) -> None:
             if parameter.kind is parameter.KEYWORD_ONLY or parameter.default is not parameter.empty
         ]
         raise TypeError(
-            f"{name_of(function.func)} has no option {min(unknown)!r}; options: {', '.join(options) or 'none'}"
+            f"{name_of(called.func)} has no option {min(unknown)!r}; options: {', '.join(options) or 'none'}"
         )
 
 

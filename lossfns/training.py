@@ -181,7 +181,9 @@ def watch(loss: Loss, metrics: TrainingMetrics, /, **columns: str) -> WatchedLos
         watch(causal_lm_loss, token_accuracy='correct', top_5_accuracy='correct_top_5')
     """
     fields_of(columns.values())
-    check_options(loss)
+    check_options(loss, "loss")
+    if not isinstance(metrics, TrainingMetrics):
+        raise TypeError(f"metrics must be the TrainingMetrics() that is among the callbacks, got {metrics!r}")
     _check_names(list(columns))
     return WatchedLoss(loss, metrics, tuple(columns.items()))
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lossfns.alignment import IGNORED, Alignment, Selector, align, split_labels
+from lossfns.alignment import IGNORED, Alignment, Selector, align, check_shift, split_labels
 from lossfns.hidden import HiddenStates
 from lossfns.sources import Source, open_source
 
@@ -52,13 +52,16 @@ def pair(
         scorer: name of a reducer that scores labels; None pairs every position, labelled or not.
 
     Raises:
-        ValueError: `(B, L, V)` logits without a shift, or no labels where they are scored.
+        ValueError: `(B, L, V)` logits without a shift, one that is no number of places, or no labels where they are
+            scored.
     """
     ids = label_ids(labels)
     if scorer is not None and ids is None:
         raise ValueError(
             f"{scorer} scores labels, but the batch has none (an unlabelled set?); argmax and top_k need none"
         )
+    if shift is not None:
+        check_shift(shift)
     opened = open_source(logits, ids, select, source)
     if shift is None and opened.like.ndim > 2:
         raise ValueError(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lossfns._rows import compute_dtype
-from lossfns.alignment import Selector, select_logits
+from lossfns.alignment import IGNORED, Selector, select_logits
 from lossfns.hidden import HiddenStates
 from lossfns.normalization import accumulator_dtype
 
@@ -55,7 +55,7 @@ def ordinal_ids(logits: Logits, labels: Labels, *, conditional: bool = False, se
         select: a function that picks the logits.
 
     Returns:
-        `(B,)` int32.
+        `(B,)` int32; -100 where a logit is NaN.
 
     Raises:
         ValueError: logits of another shape.
@@ -71,7 +71,8 @@ def ordinal_ids(logits: Logits, labels: Labels, *, conditional: bool = False, se
     """
     found = _one_row_a_sample(logits, labels, select, "ordinal_ids")
     above = found.to(accumulator_dtype(found.device)).sigmoid()
-    return ((above.cumprod(-1) if conditional else above) > 0.5).sum(-1).int()
+    ids = ((above.cumprod(-1) if conditional else above) > 0.5).sum(-1).int()
+    return ids.masked_fill(above.isnan().any(-1), IGNORED)
 
 
 @torch.no_grad()
@@ -97,6 +98,7 @@ def confusion_counts(
 
     Returns:
         `confusion`: `(B, C * C)` int64, entry `true * C + predicted`; among equal logits the smaller id is predicted.
+        -1 throughout, which metrics refuse, where a scored logit of the sample is NaN.
 
     Raises:
         ValueError: no labels, no shift, logits that do not fit the labels, a label out of range.
@@ -110,9 +112,12 @@ def confusion_counts(
     opened, pairs = pair(logits, labels, shift, select, source, scorer="confusion_counts")
     samples, classes = pairs.shape[0], opened.like.shape[-1]
     predicted = opened.statistics(pairs.rows, ("top_id",))["top_id"]
-    cells = (pairs.samples * classes + pairs.rows.classes) * classes + predicted
+    cells = (pairs.samples * classes + pairs.rows.classes) * classes + predicted.clamp(min=0)
     counts = torch.zeros(samples * classes**2, dtype=torch.int64, device=cells.device)
-    return {"confusion": counts.index_add_(0, cells, torch.ones_like(cells)).view(samples, classes**2)}
+    counts = counts.index_add_(0, cells, torch.ones_like(cells)).view(samples, classes**2)
+    unknown = torch.zeros(samples, dtype=torch.int64, device=cells.device)
+    unknown.index_add_(0, pairs.samples, (predicted == IGNORED).long())
+    return {"confusion": counts.masked_fill_((unknown > 0)[:, None], -1)}
 
 
 def _one_row_a_sample(logits: Logits, labels: Labels, select: Selector | None, reducer: str) -> Tensor:

@@ -52,5 +52,5 @@ def combine(**reducers: Reducer) -> Combination:
     for name, reducer in reducers.items():
         if not callable(reducer):
             raise TypeError(f"combine({name}=...) takes a function of (logits, labels), not {type(reducer).__name__}")
-        check_options(reducer)
+        check_options(reducer, "a reducer")
     return Combination(tuple(reducers.items()))

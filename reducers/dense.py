@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lossfns._options import function, whole
 from lossfns._rows import compute_dtype
 from lossfns.alignment import IGNORED, Selector, check_ids, check_logits, check_range, select_logits
 from lossfns.dense import interpolated
@@ -30,6 +31,7 @@ def segmentation_counts(logits: Logits, labels: Labels, *, select: Selector | No
 
     Returns:
         `confusion`: `(B, C * C)` int64, entry `true * C + predicted`; among equal logits the smaller id is predicted.
+        -1 throughout, which metrics refuse, where a logit at a label of the image is NaN.
 
     Raises:
         ValueError: no labels, shapes that do not fit, a label out of range.
@@ -52,10 +54,12 @@ def segmentation_counts(logits: Logits, labels: Labels, *, select: Selector | No
     check_range(host[host != IGNORED], classes)
     counts = torch.zeros(len(ids), classes**2 + 1, dtype=torch.int64, device=ids.device)
     for image, target, row in zip(found, ids, counts, strict=True):
-        cells = target * classes + interpolated(image, target.shape).argmax(0)
+        scores = interpolated(image, target.shape)
+        predicted = scores.argmax(0, keepdim=True)
         # What is ignored has a cell of its own: to select the rest would wait for the device once an image.
-        cells = cells.where(target != IGNORED, classes**2).flatten()
+        cells = (target * classes + predicted[0]).where(target != IGNORED, classes**2).flatten()
         row.index_add_(0, cells, torch.ones_like(cells, dtype=torch.int64))
+        row.masked_fill_((scores.gather(0, predicted)[0].isnan() & (target != IGNORED)).any(), -1)
     return {"confusion": counts[:, :-1]}
 
 
@@ -80,7 +84,7 @@ def embeddings(logits: Logits, labels: Labels, *, select: Callable[[Any], Any], 
         >>> embeddings((torch.tensor([[3.0, 4.0]]),), None, select=lambda outputs: outputs[0])
         tensor([[0.6000, 0.8000]])
     """
-    found = select(logits)
+    found = function(select, "select")(logits)
     if isinstance(found, dict):
         return {name: _vectors(value, unit_length) for name, value in found.items()}
     return _vectors(found, unit_length)
@@ -128,11 +132,11 @@ def calibration_bins(
         >>> calibration_bins(torch.tensor([[0.0, 0.0]]), torch.tensor([1]), bins=2)["bin_confidence"]
         tensor([[0.5000, 0.0000]], dtype=torch.float64)
     """
-    if bins < 1:
+    if whole(bins, "bins") < 1:
         raise ValueError(f"bins must be at least 1, got {bins}")
     opened, pairs = pair(logits, labels, shift, select, source, scorer="calibration_bins")
     predicted = opened.statistics(pairs.rows, ("top_id",))["top_id"].long()
-    best = opened.statistics(replace(pairs.rows, targets=predicted), ("log_prob",))["log_prob"]
+    best = opened.statistics(replace(pairs.rows, targets=predicted.clamp(min=0)), ("log_prob",))["log_prob"]
     dtype = accumulator_dtype(best.device)
     confidence = best.to(dtype).exp()
     place = (confidence * bins).ceil().long().clamp(1, bins) - 1

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from operator import index
 
 import torch
 from torch import Tensor
 
+from lossfns._options import wholes
 from lossfns._rows import compute_dtype
 from lossfns.alignment import IGNORED, Selector
 from lossfns.hidden import HiddenStates
@@ -73,7 +73,8 @@ def answer_logits(
 
     Returns:
         `probabilities`: `(B, A)` float32 (float64 for float64 logits), among the answers; `ids`: `(B,)` int32, the best
-        answer; `answers`: `(B,)` int32, that of the first label, -100 where it is none. Without a label 0.0 and -100.
+        answer, -100 where a logit is NaN; `answers`: `(B,)` int32, that of the first label, -100 where it is none.
+        Without a label 0.0 and -100.
 
     Raises:
         ValueError: no labels, no answers, one that is no token, two that are one; logits that do not fit the labels.
@@ -86,7 +87,7 @@ def answer_logits(
     """
     opened, pairs = pair(logits, labels, shift, select, source, scorer="answer_logits")
     classes, length = opened.like.shape[-1], opened.like[..., 0].shape[1:].numel()
-    tokens = list(map(index, token_ids))
+    tokens = wholes(token_ids, "token_ids")
     if not tokens or len({*tokens}) < len(tokens) or not all(0 <= token < classes for token in tokens):
         raise ValueError(
             f"token_ids are the first tokens of the answers, 0 to {classes - 1}, each another one; {tokens} came"
@@ -102,6 +103,6 @@ def answer_logits(
     probabilities = found.new_zeros(pairs.shape[0], len(answers)).index_copy_(0, there, found.softmax(-1))
     match = rows.classes[:, None] == answers
     best, truth = torch.full((2, pairs.shape[0]), IGNORED, dtype=torch.int32, device=found.device)
-    best[there] = found.argmax(-1).int()
+    best[there] = found.argmax(-1).int().masked_fill(found.isnan().any(-1), IGNORED)
     truth[there] = match.int().argmax(1).int().where(match.any(1), IGNORED)
     return {"probabilities": probabilities, "ids": best, "answers": truth}

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lossfns._options import whole
 from lossfns._rows import compute_dtype
 from lossfns.alignment import IGNORED, check_logits
 
@@ -44,7 +45,7 @@ def spans(logits: Logits, labels: Labels, *, top_n: int = 20, max_length: int = 
         >>> found["starts"], found["ends"]
         (tensor([[1]], dtype=torch.int32), tensor([[2]], dtype=torch.int32))
     """
-    if top_n < 1 or max_length < 1:
+    if whole(top_n, "top_n") < 1 or whole(max_length, "max_length") < 1:
         raise ValueError(f"top_n and max_length must be at least 1, got {top_n} and {max_length}")
     parts = list(logits.values()) if isinstance(logits, Mapping) else logits
     if isinstance(parts, Tensor) or len(parts) < 2:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lossfns._columns import fields_of, item_columns
+from lossfns._options import wholes
 from lossfns.alignment import Selector
 from lossfns.hidden import HiddenStates
 from lossfns.normalization import accumulator_dtype
@@ -48,13 +49,13 @@ def sample_sums(
 
     Raises:
         ValueError: no labels, no shift, `k` below 1, logits that do not fit the labels, a label out of range.
-        TypeError: ids where logits are expected.
+        TypeError: ids where logits are expected, `k` that is no int.
 
     Example:
         >>> sample_sums(torch.zeros(1, 3, 4), torch.tensor([[0, 0, 2]]), shift=1)["correct"]
         tensor([1.], dtype=torch.float64)
     """
-    best = (top_k,) if isinstance(top_k, int) else tuple(top_k)
+    best = wholes(top_k, "top_k")
     if any(k < 1 for k in best):
         raise ValueError(f"top_k must be at least 1, got {top_k}")
     opened, pairs = pair(logits, labels, shift, select, source, scorer="sample_sums")

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lossfns._options import whole
 from lossfns.alignment import IGNORED, Selector, check_ids, check_shift, scored_places, select_logits
 from lossfns.speech import whole_lengths
 
@@ -40,7 +41,8 @@ def text_lengths(logits: Logits, labels: Labels, *, lengths: Mapping[str, Tensor
         raise ValueError(f"labels of tokens are (batch, sequence); got {None if ids is None else tuple(ids.shape)}")
     check_ids(ids)
     check_shift(shift)
-    if not lengths or not all(isinstance(table, Tensor) and table.ndim == 1 for table in lengths.values()):
+    tables = lengths.values() if isinstance(lengths, Mapping) else ()
+    if not tables or not all(isinstance(table, Tensor) and table.ndim == 1 for table in tables):
         raise ValueError("lengths are tensors (V,) by unit, as token_bytes(tokenizer) returns")
     scored = scored_places(ids, shift)
     longest = min(len(table) for table in lengths.values())
@@ -85,8 +87,8 @@ def token_bytes(tokenizer: Any) -> dict[str, Tensor]:
     # Either mark may also be a letter of the other kind of vocabulary: a Maltese one, a name of a special token.
     byte_level, pieces = (sum(token.startswith(mark) for token in vocabulary) for mark in "\u0120\u2581")
     if byte_level > pieces:
-        byte_of = _byte_alphabet()
-        read = {token: _letters(token, byte_of) for token in vocabulary}
+        byte_of, added = _byte_alphabet(), set(getattr(tokenizer, "get_added_vocab", dict)())
+        read = {token: token.encode() if token in added else _letters(token, byte_of) for token in vocabulary}
     elif pieces:
         read = {token: _piece(token) for token in vocabulary}
     else:
@@ -157,7 +159,7 @@ def ctc_greedy(logits: Logits, labels: Labels, *, blank: int = 0, select: Select
         tensor([[   2,    2, -100, -100, -100]])
     """
     found = select_logits(logits, None, select)
-    if found.ndim != 3 or not 0 <= blank < found.shape[-1]:
+    if found.ndim != 3 or not 0 <= whole(blank, "blank") < found.shape[-1]:
         raise ValueError(
             f"logits are (batch, frames, vocabulary) and blank={blank} one of it; got {tuple(found.shape)}"
         )
@@ -183,7 +185,7 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 def _letters(token: str, byte_of: dict[str, int]) -> bytes:
-    """The bytes a token stands for; one added to the vocabulary as plain text (runs of spaces) stands for itself."""
+    """The bytes a token stands for; plain text that is not said to be added (runs of spaces) stands for itself."""
     return bytes(byte_of[letter] for letter in token) if byte_of.keys() >= {*token} else token.encode()
 
 

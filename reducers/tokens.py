@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lossfns._options import whole
 from lossfns.alignment import IGNORED, Selector
 from lossfns.hidden import HiddenStates
 
@@ -30,7 +31,8 @@ def argmax(
         source: `hidden_states(model)`: read hidden states and head, the logits never exist.
 
     Returns:
-        int32 of the labels' shape: position `i` is the prediction for label `i`, -100 where no logit predicts it.
+        int32 of the labels' shape: position `i` is the prediction for label `i`, -100 where no logit predicts it or one
+        is NaN: metrics refuse that where a label counts.
 
     Raises:
         ValueError: no shift, logits that do not fit the labels.
@@ -65,7 +67,7 @@ def top_k(
         source: as for `argmax`.
 
     Returns:
-        int32 `(*labels.shape, k)`, -100 where no logit predicts the label.
+        int32 `(*labels.shape, k)`, -100 where no logit predicts the label or one is NaN.
 
     Raises:
         ValueError: `k` out of range, no shift, logits that do not fit the labels.
@@ -76,7 +78,7 @@ def top_k(
         tensor([[1, 2]], dtype=torch.int32)
     """
     opened, pairs = pair(logits, labels, shift, select, source)
-    if not 1 <= k <= opened.like.shape[-1]:
+    if not 1 <= whole(k, "k") <= opened.like.shape[-1]:
         raise ValueError(f"k must be between 1 and the {opened.like.shape[-1]} classes of the logits, got {k}")
     out = torch.full((pairs.shape.numel(), k), IGNORED, dtype=torch.int32, device=opened.like.device)
     out[pairs.positions] = opened.top_ids(pairs.rows, k)

@@ -100,6 +100,17 @@ def squared(outputs, labels, num_items_in_batch=None):
     return divided(F.mse_loss(up(outputs.logits)[:, 0][mask], labels[mask], reduction="none"), num_items_in_batch)
 
 
+def squared_in_float32(outputs, labels, num_items_in_batch=None):
+    """float32 of the logits, and the labels' float64 all the same."""
+    known = labels != IGNORED
+    return divided((outputs.logits.float().squeeze(-1) - labels)[known].square(), num_items_in_batch)
+
+
+def hinge_in_float32(outputs, labels, num_items_in_batch=None):
+    known = labels != IGNORED
+    return divided(F.relu(1 - (2 * labels - 1) * outputs.logits.float())[known], num_items_in_batch)
+
+
 OTHERS = [
     (rows_one_by_one, "causal_lm"),
     (one_hot, "causal_lm"),
@@ -115,4 +126,6 @@ OTHERS = [
     (hinge, "classification"),
     (binary, "multi_label"),
     (squared, "regression"),
+    (squared_in_float32, "regression"),
+    (hinge_in_float32, "multi_label"),
 ]

@@ -70,7 +70,7 @@ def test_what_takes_anything_has_every_option():
     def any_term(log_prob, **options):
         return -log_prob
 
-    check_options(partial(any_term, gama=2.0))
+    check_options(partial(any_term, gama=2.0), "term")
     with pytest.raises(TypeError, match="variadic keyword"):  # which a term may not take, for another reason
         classification_loss(LOGITS, IDS, term=partial(any_term, gama=2.0))
 

@@ -52,6 +52,10 @@ PAIRS = {
 }
 
 
+def name(objective):
+    return getattr(objective, "func", objective).__name__
+
+
 def sigmoid(x):
     return 1 / (1 + math.exp(-x))
 
@@ -573,6 +577,21 @@ def test_ties_count_half():
         )
 
 
+@pytest.mark.parametrize("objective", [dpo, simpo, orpo, partial(cpo, weight=0.5)], ids=name)
+def test_a_rejected_completion_that_is_ruled_out_costs_nothing(objective):
+    """The chosen one is certain to win; NaN of one pair would be NaN of all."""
+    logits, ids = torch.zeros(2, 2, V, dtype=torch.float64), torch.tensor([[N, 1], [N, 2]])
+    logits[1, 0, 2] = -torch.inf
+    references = dict.fromkeys(("reference_chosen", "reference_rejected"), torch.zeros(1, dtype=torch.float64))
+    leaf = logits.requires_grad_()
+    loss = preference_loss(leaf * 1, {"labels": ids} | references, objective=objective)
+    (gradient,) = torch.autograd.grad(loss, leaf)
+    likelihood = {"orpo": 1.0, "cpo": 0.5}.get(name(objective), 0.0)
+    assert loss.item() == pytest.approx(likelihood * math.log(V), abs=1e-12)
+    assert gradient.isfinite().all()
+    assert reward_loss(torch.tensor([[1.0], [-torch.inf]]), torch.tensor([0])).item() == 0.0
+
+
 @pytest.mark.parametrize(
     ("objective", "message"),
     [(dpo, "asks for reference_chosen, reference_rejected"), (lambda chosen, typo: chosen, "asks for 'typo'")],
@@ -646,6 +665,12 @@ def test_a_damaged_cache_is_named(tmp_path, damage):
     cache.write_bytes(damage(cache.read_bytes()))
     with pytest.raises(ValueError, match="cannot be read: it is damaged"):
         referenced(cache=cache)
+
+
+def test_another_file_is_no_cache(tmp_path):
+    torch.save({"weights": torch.zeros(2)}, tmp_path / "model.pt")
+    with pytest.raises(ValueError, match=r"model.pt is no cache of log-probabilities"):
+        referenced(cache=tmp_path / "model.pt")
 
 
 def test_a_cache_is_written_whole_or_not_at_all(tmp_path, monkeypatch):

@@ -105,6 +105,21 @@ def test_what_is_refused(labels, options, error, message):
         ctc_loss(normal(4, 5, V), labels, **options)
 
 
+@pytest.mark.parametrize("zero_infinity", [False, True])
+def test_a_symbol_that_is_ruled_out(zero_infinity):
+    """As if it were not there: torch makes a gradient of NaN of it, for every symbol."""
+    logits = normal(4, 5, V)
+    ruled_out = torch.cat([logits, torch.full((4, 5, 1), -torch.inf, dtype=logits.dtype)], -1).requires_grad_()
+    value = ctc_loss(ruled_out, labelled(), zero_infinity=zero_infinity)
+    value.backward()
+    plain = logits.clone().requires_grad_()
+    expected = ctc_loss(plain, labelled(), zero_infinity=zero_infinity)
+    expected.backward()
+    torch.testing.assert_close(value, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(ruled_out.grad[..., :V], plain.grad, rtol=0, atol=1e-12)
+    assert not ruled_out.grad[..., V].any()
+
+
 def test_a_row_without_a_path_may_cost_nothing():
     logits = normal(4, 5, V).requires_grad_()
     value = ctc_loss(logits, labelled(frames=torch.tensor([5, 2, 5, 2])), zero_infinity=True)

@@ -105,6 +105,16 @@ def test_confusion_of_shifted_and_equal_logits():
     assert found.tolist() == [[1, 0, 1, 0]]  # the first label is predicted by nothing, equal logits by the smaller id
 
 
+def test_nothing_is_counted_of_a_model_that_has_diverged():
+    """Only where labels count: what stands at others may be anything."""
+    logits, labels = normal(3, 4, 3), torch.tensor([[0, 0, N, 1], [0, N, 0, 0], [2, 1, 0, 0]])
+    expected = confusion_counts(logits, labels, shift=0)["confusion"]
+    logits[0, 2], logits[1, 3, 1] = torch.nan, torch.nan
+    expected[1] = -1
+    assert torch.equal(confusion_counts(logits, labels, shift=0)["confusion"], expected)
+    assert ordinal_ids(torch.tensor([[torch.nan, 1.0], [2.0, 1.0]]), None).tolist() == [N, 2]
+
+
 def test_masking_by_predictions_is_found():
     """What labels decide: padding comes as rows of -100 logits, whose largest is class 0."""
     logits, labels = torch.full((1, 2, 2), -100.0), torch.tensor([[N, N]])

@@ -161,6 +161,14 @@ def test_pixels_are_counted_at_the_labels_size(size):
         assert found[row].tolist() == expected.ravel().tolist()
 
 
+def test_pixels_of_a_model_that_has_diverged_are_not_counted():
+    logits, labels = normal(3, 5, 2, 2), torch.zeros(3, 2, 2, dtype=torch.long)
+    expected = segmentation_counts(logits, labels)["confusion"]
+    logits[0, 3, 1, 1], logits[1, :, 0, 0], labels[1, 0, 0] = torch.nan, torch.nan, N
+    expected[0], expected[1] = -1, segmentation_counts(logits[1:2].nan_to_num(), labels[1:2])["confusion"][0]
+    assert torch.equal(segmentation_counts(logits, labels)["confusion"], expected)
+
+
 def test_labels_of_pixels_are_checked():
     for labels, message in [
         (torch.zeros(2, 3, dtype=torch.long), "batch, height, width"),
@@ -194,6 +202,16 @@ def test_bins_of_confidence():
         expected["bin_correct"][place[0], bin_of] += int(p.argmax()) == int(LABELS[place])
     for name, sums in found.items():
         assert sums.numpy() == pytest.approx(expected[name], rel=1e-12)
+
+
+def test_a_confidence_that_is_nan_stays_so():
+    logits = normal(2, 3, 11)
+    logits[0, 1] = torch.nan
+    found = calibration_bins(logits, torch.zeros(2, 3, dtype=torch.long), shift=0, bins=4)
+    assert found["bin_confidence"].sum(1).isnan().tolist() == [True, False]
+    assert found["bin_labels"].sum().item() == 6
+    answers = answer_logits(logits, torch.tensor([[N, N, 2], [N, N, 2]]), token_ids=[2, 3], shift=1)
+    assert answers["ids"][0] == N != answers["ids"][1]
 
 
 # --- text -------------------------------------------------------------------------------------------------------------
@@ -247,6 +265,16 @@ def test_tokens_are_as_long_as_their_text(make):
 def test_marks_of_the_other_kind_of_vocabulary(vocabulary, lengths, characters):
     table = token_bytes(SimpleNamespace(get_vocab=lambda: vocabulary, all_special_ids=[]))
     assert {name: values.tolist() for name, values in table.items()} == {"bytes": lengths, "characters": characters}
+
+
+def test_added_tokens_are_as_long_as_their_text():
+    """They are matched as text, whatever their letters stand for in the vocabulary."""
+    tokenizer = byte_level()
+    tokenizer.add_tokens(["\u00e9!"])
+    ids = tokenizer("\u00e9!", add_special_tokens=False)["input_ids"]
+    table = token_bytes(tokenizer)
+    assert len(ids) == 1
+    assert (int(table["bytes"][ids]), int(table["characters"][ids])) == (3, 2)
 
 
 def test_tokens_of_a_real_vocabulary():
