@@ -57,8 +57,9 @@ def _plain(term: Term) -> Term | None:
 
 
 def _closed_sum(term: Combined) -> Callable[[Items], Slopes] | None:
-    weighted = [(weight, part) for weight, one in term.weighted if (part := closed_form(one)) is not None]
-    if len(weighted) < len(term.weighted) or (term.factor is not None and _plain(term.factor) not in _FACTORS):
+    parts = [(weight, closed_form(one)) for weight, one in term.weighted]
+    weighted = [(weight, part) for weight, part in parts if part is not None]
+    if len(weighted) < len(parts) or (term.factor is not None and _plain(term.factor) not in _FACTORS):
         return None
     asked = () if term.factor is None else parameters(term.factor)
 

@@ -47,7 +47,8 @@ def clip_loss(
             sample out, as a negative too. None: all differ.
         num_items_in_batch: the Trainer's count of labels over the accumulation window, in any of its forms; None counts
             the samples of this call. The Trainer counts, and evaluates, with `labels` in the batch and
-            `TrainingArguments(label_names=["labels"])`.
+            `TrainingArguments(label_names=["labels"])`; without them a step of `n` accumulated micro-batches is `n`
+            times too large.
         select: a function of `outputs` that picks or makes similarities `(B, B)`, already divided by a temperature.
 
     Returns:

@@ -324,9 +324,8 @@ def _compare(head: Head, hidden: Tensor, given: Tensor) -> None:
         same_nan = given.isnan() & expected.isnan()  # of padding alone, or of a model that is beyond help
         difference = float((given.to(expected) - expected).masked_fill(same_nan, 0).abs().max())
         # Rounding differs where the model is compiled; a cap or scale that is missing here is seen far above it.
-        if difference <= torch.finfo(head.autocast or hidden.dtype).eps ** 0.5 * float(
-            expected.nan_to_num().abs().max()
-        ):
+        coarsest = max(torch.finfo(dtype).eps for dtype in (head.autocast or hidden.dtype, given.dtype))
+        if difference <= coarsest**0.5 * float(expected.nan_to_num().abs().max()):
             return
         gap = f"by up to {difference:.3g}"
     reason = "is not all that stands between the decoder's output and the logits of this model. Use the logits"

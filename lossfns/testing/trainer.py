@@ -218,17 +218,22 @@ def count(seen: Look) -> Findings:
     """The Trainer counts what the loss sums, and the loss divides by the count."""
     if seen.trainer.compute_loss_func is None or "given" not in seen.losses:
         return
+    steps, scaled = seen.trainer.args.gradient_accumulation_steps, getattr(seen.trainer, "loss_is_scaled_for_ga", None)
     if seen.count is None:
         if isinstance(seen.labels, Mapping):
             yield Finding(
                 "the Trainer does not count a dict of labels",
                 "let the collator add shift_labels beside it, as lossfns.collators.with_extras does",
             )
+        elif seen.labels is None and steps > 1 and scaled is not False:
+            yield Finding(
+                f"without labels nothing is counted: {steps} micro-batches add up to a step {steps} times too large",
+                "let the collator add 'labels', an id a sample, with TrainingArguments(label_names=['labels'])",
+            )
         return
     number = float(torch.as_tensor(seen.count).double().mean())
     yield Finding(f"the Trainer counts {number:g} items")
-    windows = seen.trainer.args.gradient_accumulation_steps * seen.trainer.args.world_size
-    scaled = getattr(seen.trainer, "loss_is_scaled_for_ga", None)
+    windows = steps * seen.trainer.args.world_size
     if windows > 1 and scaled is not False and _same(seen, "twice"):
         yield Finding(
             f"the loss does not divide by num_items_in_batch: gradients are up to {windows} times too large",

@@ -22,6 +22,7 @@ from lossfns import (
     focal,
     hidden_states,
     huber,
+    info_nce_loss,
     masked_lm_loss,
     multi_label_loss,
     seq2seq_lm_loss,
@@ -242,6 +243,15 @@ def ignore_all(rows):
     return batch | {"labels": torch.full_like(batch["labels"], -100)}
 
 
+def without_labels(rows):
+    batch = tiny.pad(rows)
+    return {name: batch[name] for name in batch if name != "labels"}
+
+
+def contrasted(outputs, labels, num_items_in_batch=None):
+    return info_nce_loss(outputs, labels, num_items_in_batch, select=lambda found: (found.logits[:, 0],) * 2)
+
+
 def renamed(rows):
     batch = tiny.pad(rows)
     return {"target" if name == "labels" else name: value for name, value in batch.items()}
@@ -332,6 +342,9 @@ MISTAKES = {
     "uncounted dict of labels": (lambda: causal(collator=dict_of_labels), "count", "shift_labels"),
     "labels on padding": (lambda: causal(collator=pad_labels_with_zero), "padding", "stand on padding"),
     "every label ignored": (lambda: causal(collator=ignore_all), "labels", "every label"),
+    "nothing to count": (
+        lambda: causal(collator=without_labels, loss=contrasted, gradient_accumulation_steps=3), "count", "3 times too"
+    ),
     "labels under another name": (lambda: causal(collator=renamed, loss=mean), "labels", "target"),
     "loss of shape (1,)": (lambda: causal(loss=one_element), "loss", "shape (1,)"),
     "infinite loss": (lambda: causal(loss=infinite), "loss", "inf"),
