@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._options import function
 from .alignment import widened
 
 Batch = dict[str, Any]
@@ -35,7 +36,7 @@ def collated(collator: Collator, features: list[Any]) -> Batch:
     Raises:
         TypeError: it returns no dict.
     """
-    batch: Any = collator(features)
+    batch: Any = function(collator, "collator")(features)
     if not isinstance(batch, Mapping):
         raise TypeError(
             f"the collator must return a dict of tensors, with the inputs of the model and 'labels'; {collator!r} "

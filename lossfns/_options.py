@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from numbers import Real
 from operator import index
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
+_Number = TypeVar("_Number", bound=float | Tensor)
 
-def number(value: Any, name: str) -> Any:
+
+def number(value: _Number, name: str) -> _Number:
     """Return the value, or raise TypeError unless it is a number (or a tensor, which may be learnt)."""
     if isinstance(value, bool) or not isinstance(value, (Real, Tensor)):
         raise TypeError(f"{name} must be a number, got {value!r}")
@@ -29,16 +31,23 @@ def whole(value: Any, name: str) -> int:
 
 def wholes(values: Any, name: str) -> list[int]:
     """Return one or several values as ints; raises as `whole`."""
-    several = values if isinstance(values, Iterable) and not isinstance(values, str) else (values,)
-    return [whole(value, name) for value in several]
+    several = isinstance(values, Iterable) and not isinstance(values, str)
+    return [whole(value, name) for value in (values if several else (values,))]
 
 
-def strings(values: Any, what: str) -> tuple[str, ...]:
+def items(values: Any, name: str) -> list[Any]:
+    """Return the values as a list, or raise TypeError unless they are several; the letters of a text are not meant."""
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise TypeError(f"{name} must be a sequence, got {values!r}")
+    return list(values)
+
+
+def strings(values: Any, name: str) -> tuple[str, ...]:
     """Return the names, or raise TypeError unless they are several strings."""
-    found = tuple(values) if isinstance(values, Iterable) and not isinstance(values, str) else None
-    if found is None or not all(isinstance(name, str) for name in found):
-        raise TypeError(f"{what} must be a sequence of names, got {values!r}")
-    return found
+    found = items(values, name)
+    if not all(isinstance(each, str) for each in found):
+        raise TypeError(f"{name} must be a sequence of names, got {values!r}")
+    return tuple(found)
 
 
 def function(value: Any, name: str) -> Callable[..., Any]:

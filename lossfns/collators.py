@@ -106,8 +106,8 @@ def replace_labels(collator: Collator, replacements: Mapping[int, int]) -> Repla
         tensor([[   0,    0],
                 [   2, -100]])
     """
-    pairs = replacements.items() if isinstance(replacements, Mapping) else [(replacements,)]
-    if not all(type(value) is int for pair in pairs for value in pair):
+    given = isinstance(replacements, Mapping)
+    if not given or not all(type(value) is int for pair in replacements.items() for value in pair):
         raise TypeError(f"replacements map integers to integers, as in {{255: {IGNORED}}}, got {replacements!r}")
     return ReplaceLabels(collator, dict(replacements))
 

@@ -86,7 +86,7 @@ def segmentation_loss(
 
 
 def _check_shapes(logits: Tensor, labels: Tensor) -> None:
-    if logits.ndim != 4 or labels.ndim != 3 or logits.shape[0] != labels.shape[0]:
+    if logits.ndim != 4 or labels.ndim != 3 or logits.shape[0] != labels.shape[0] or not logits.shape[1:].numel():
         raise ValueError(
             f"logits {tuple(logits.shape)} and labels {tuple(labels.shape)} do not fit: expected logits "
             "(batch, classes, height, width) and labels (batch, height, width)"

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from ._autograd import autocast_off, uncompiled
 from ._head import head_statistics
-from ._options import number
+from ._options import function, number
 from ._products import Head
-from .alignment import IGNORED, align, select_logits
+from .alignment import IGNORED, align, check_logits, select_logits
 from .statistics import check_fields
 
 
@@ -59,7 +59,7 @@ def head_token_statistics(
     check_fields(fields)
     if softcap is not None and not number(softcap, "softcap") > 0:
         raise ValueError(f"softcap must be positive, or None where the logits are not bounded, got {softcap}")
-    opened = Head(head, classes_of(head, hidden), scale, softcap)
+    opened = Head(head, classes_of(head, hidden), number(scale, "scale"), softcap)
     pairs = align(stand_in(hidden, opened), labels, shift=shift, ignore_index=ignore_index)
     measured = head_statistics(hidden, opened, pairs.rows, fields)
     scored = torch.ones_like(pairs.positions, dtype=torch.bool)
@@ -68,8 +68,13 @@ def head_token_statistics(
 
 def classes_of(head: nn.Module, hidden: Tensor) -> int:
     """How many logits a head gives, asked of the head itself with no row at all."""
-    with torch.no_grad():
-        return int(head(hidden.detach().reshape(-1, hidden.shape[-1])[:0]).shape[-1])
+    function(head, "head")
+    try:
+        with torch.no_grad():
+            return int(head(check_logits(hidden).detach().reshape(-1, hidden.shape[-1])[:0]).shape[-1])
+    except RuntimeError as error:
+        given = f"{hidden.dtype} {tuple(hidden.shape)}"
+        raise ValueError(f"the head {head} does not take hidden states {given}: {error}") from error
 
 
 def stand_in(hidden: Tensor, head: Head) -> Tensor:

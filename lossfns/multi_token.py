@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
+from ._options import items, strings
 from .alignment import Labels, Outputs, check_logits, scored_places, split_labels
 from .language import causal_lm_loss
 from .normalization import NumItems, item_count
@@ -43,6 +44,7 @@ def multi_token_loss(
 
     Raises:
         ValueError: not one weight a head, or the outputs lack a head; otherwise as for `causal_lm_loss`.
+        TypeError: heads or weights are no sequence; otherwise as for `causal_lm_loss`.
 
     Source:
         Gloeckle, Idrissi, Roziere, Lopez-Paz, Synnaeve: Better & Faster Large Language Models via Multi-token
@@ -55,7 +57,7 @@ def multi_token_loss(
         >>> multi_token_loss(outputs, labels, heads=("logits", "further"), weights=(1.0, 0.3))
         tensor(1.5942)
     """
-    if isinstance(heads, str) or not heads or len(heads) != len(weights):
+    if not strings(heads, "heads") or len(heads) != len(items(weights, "weights")):
         raise ValueError(
             f"give one weight a head, as heads=('logits', 'further'), weights=(1.0, 0.3); got {heads!r}, {weights!r}"
         )

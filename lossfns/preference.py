@@ -47,8 +47,8 @@ def bradley_terry(chosen: Tensor, rejected: Tensor, *, margin: Tensor | float = 
         >>> bradley_terry(torch.tensor([2.0]), torch.tensor([1.0]))
         tensor([0.3133])
     """
-    values = -F.logsigmoid(chosen - rejected - margin)
-    return values + centering * (chosen + rejected).square() if centering else values
+    values = -F.logsigmoid(chosen - rejected - number(margin, "margin"))
+    return values + centering * (chosen + rejected).square() if number(centering, "centering") else values
 
 
 def dpo(
@@ -168,7 +168,8 @@ def simpo(
         tensor([0.3133])
     """
     check_positive(beta, "beta")
-    return bradley_terry(beta * chosen / chosen_tokens, beta * rejected / rejected_tokens, margin=gamma)
+    good, bad = beta * chosen / chosen_tokens, beta * rejected / rejected_tokens
+    return bradley_terry(good, bad, margin=number(gamma, "gamma"))
 
 
 def orpo(
@@ -197,7 +198,7 @@ def orpo(
         tensor([0.7985])
     """
     good, bad = chosen / chosen_tokens, rejected / rejected_tokens
-    return -good + weight * bradley_terry(_log_odds(good), _log_odds(bad))
+    return -good + number(weight, "weight") * bradley_terry(_log_odds(good), _log_odds(bad))
 
 
 def cpo(chosen: Tensor, rejected: Tensor, chosen_tokens: Tensor, *, beta: float = 0.1, weight: float = 1.0) -> Tensor:
@@ -227,7 +228,7 @@ def cpo(chosen: Tensor, rejected: Tensor, chosen_tokens: Tensor, *, beta: float 
         tensor([1.3133])
     """
     check_positive(beta, "beta")
-    return bradley_terry(beta * chosen, beta * rejected) - weight * chosen / chosen_tokens
+    return bradley_terry(beta * chosen, beta * rejected) - number(weight, "weight") * chosen / chosen_tokens
 
 
 def kto(
@@ -265,8 +266,8 @@ def kto(
         tensor([0.5000, 0.7311])
     """
     check_positive(beta, "beta")
-    origin = torch.as_tensor(reference_point, dtype=log_ratio.dtype, device=log_ratio.device).detach()
-    gain = beta * (log_ratio - origin)
+    origin = number(reference_point, "reference_point")
+    gain = beta * (log_ratio - torch.as_tensor(origin, dtype=log_ratio.dtype, device=log_ratio.device).detach())
     return torch.where(desirable != 0, desirable_weight * (-gain).sigmoid(), undesirable_weight * gain.sigmoid())
 
 

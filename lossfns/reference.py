@@ -88,6 +88,8 @@ def precompute_reference_log_probs(
         >>> precompute_reference_log_probs(Uniform(), pairs, stack_pairs(pad, shift=1))[0]["reference_chosen"]
         tensor(-1.3863)
     """
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise TypeError(f"dataset must have a length and items by number, got a {type(dataset).__name__}")
     if whole(batch_size, "batch_size") < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     if cache is not None and not Path(cache).parent.is_dir():

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from ._autograd import autocast_off, uncompiled
+from ._batch import described
 from ._options import whole
 from ._rows import compute_dtype
 from .alignment import IGNORED, Labels, Outputs, Selector, check_ids, check_range, on_host, select_logits, split_labels
@@ -103,10 +106,10 @@ def _labels_and_frames(logits: Tensor, labels: Tensor, extras: dict[str, Tensor]
     return host, frames
 
 
-def whole_lengths(lengths: Tensor) -> Tensor:
+def whole_lengths(lengths: Any) -> Tensor:
     """Return the lengths, or raise TypeError where they are no integers and would be rounded."""
-    if lengths.dtype == torch.bool or lengths.is_floating_point() or lengths.is_complex():
-        raise TypeError(f"input_lengths must be integers, not {lengths.dtype}: the frames of each row")
+    if not isinstance(lengths, Tensor) or lengths.dtype == torch.bool or lengths.is_floating_point():
+        raise TypeError(f"input_lengths must be integers, not {described(lengths)}: the frames of each row")
     return lengths
 
 

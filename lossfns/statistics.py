@@ -89,7 +89,8 @@ def token_statistics(
 
 def check_fields(fields: Sequence[str]) -> None:
     """Raise ValueError unless `fields` are names of statistics."""
-    if isinstance(fields, str) or not {*STATISTICS, *DISCRETE}.issuperset(fields) or len({*fields}) < len(fields):
+    several = isinstance(fields, Sequence) and not isinstance(fields, str)
+    if not several or not {*STATISTICS, *DISCRETE}.issuperset(fields) or len({*fields}) < len(fields):
         known = ", ".join((*STATISTICS, *DISCRETE))
         raise ValueError(f"fields must be a sequence of different names out of {known}; got {fields!r}")
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._options import number, whole
+from ._options import items, number, whole
 from .alignment import IGNORED, as_numbers, check_ids, check_range
 from .terms import ClassValues, class_table
 
@@ -119,7 +119,7 @@ def balanced_pos_weight(labels: Any, *, num_classes: int) -> Tensor:
         tensor([2., 1.], dtype=torch.float64)
     """
     whole(num_classes, "num_classes")
-    rows = [_numbers(row, dtype=torch.float64) for row in labels]
+    rows = [_numbers(row, dtype=torch.float64) for row in items(labels, "labels")]
     known = torch.tensor([0.0, 1.0, IGNORED], dtype=torch.float64, device="cpu")
     if not all(row.shape == (num_classes,) and bool(torch.isin(row, known).all()) for row in rows):
         raise ValueError(f"labels must be 1, 0 or {IGNORED}, {num_classes} a sample, shape (N, {num_classes})")
@@ -162,7 +162,7 @@ def _flat(labels: Any) -> Tensor:
     """Labels in any container as one 1-D tensor on the host; rows of a sequence may differ in length."""
     if hasattr(labels, "__array__"):
         return _numbers(labels).flatten()
-    rows = list(labels)
+    rows = items(labels, "labels")
     if rows and not _numbers(rows[0]).ndim:
         return _numbers(rows)
     parts = [_numbers(row).flatten() for row in rows if len(row)]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from lossfns._options import wholes
+from lossfns._options import items, whole
 from lossfns._rows import compute_dtype
 from lossfns.alignment import IGNORED, Selector
 from lossfns.hidden import HiddenStates
@@ -87,7 +87,7 @@ def answer_logits(
     """
     opened, pairs = pair(logits, labels, shift, select, source, scorer="answer_logits")
     classes, length = opened.like.shape[-1], opened.like[..., 0].shape[1:].numel()
-    tokens = wholes(token_ids, "token_ids")
+    tokens = [whole(token, "token_ids") for token in items(token_ids, "token_ids")]
     if not tokens or len({*tokens}) < len(tokens) or not all(0 <= token < classes for token in tokens):
         raise ValueError(
             f"token_ids are the first tokens of the answers, 0 to {classes - 1}, each another one; {tokens} came"

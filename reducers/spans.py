@@ -48,7 +48,7 @@ def spans(logits: Logits, labels: Labels, *, top_n: int = 20, max_length: int = 
     if whole(top_n, "top_n") < 1 or whole(max_length, "max_length") < 1:
         raise ValueError(f"top_n and max_length must be at least 1, got {top_n} and {max_length}")
     parts = list(logits.values()) if isinstance(logits, Mapping) else logits
-    if isinstance(parts, Tensor) or len(parts) < 2:
+    if not isinstance(parts, (tuple, list)) or len(parts) < 2:
         raise ValueError("spans takes start and end logits; the model returned one output")
     start, end = map(check_logits, parts[:2])
     if start.ndim != 2 or start.shape != end.shape or not start.numel():

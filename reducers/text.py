@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -124,7 +124,7 @@ def generated(logits: Logits, labels: Labels) -> dict[str, Tensor]:
         {'generated': tensor([[5, 6]])}
     """
     parts = logits.values() if isinstance(logits, Mapping) else [logits] if isinstance(logits, Tensor) else logits
-    found = next(iter(parts), None)
+    found = next(iter(parts), None) if isinstance(parts, Iterable) else parts
     if not isinstance(found, Tensor) or found.is_floating_point() or found.dtype == torch.bool or found.ndim != 2:
         kind = f"{found.dtype} {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
         raise TypeError(
@@ -169,7 +169,7 @@ def ctc_greedy(logits: Logits, labels: Labels, *, blank: int = 0, select: Select
     # Frames that were added across ranks hold nothing but -100.
     kept &= ~(found == IGNORED).all(-1)
     if isinstance(labels, Mapping) and "input_lengths" in labels:
-        lengths = whole_lengths(torch.as_tensor(labels["input_lengths"], device=best.device))
+        lengths = whole_lengths(labels["input_lengths"]).to(best.device)
         if lengths.shape != best.shape[:1]:
             raise ValueError(f"input_lengths must be one a row, ({len(best)},), got {tuple(lengths.shape)}")
         kept &= torch.arange(best.shape[1], device=best.device) < lengths[:, None]

@@ -265,7 +265,7 @@ def test_extras_that_are_refused(collator, names, options, rows, message):
 
 
 def test_names_are_a_list():
-    with pytest.raises(TypeError, match="sequence of names, got 'weight'"):
+    with pytest.raises(TypeError, match="sequence, got 'weight'"):
         with_extras(padded, "weight")
 
 
