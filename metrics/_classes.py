@@ -80,7 +80,10 @@ def predicted_ids(ids: Array, labels: Array, num_classes: int) -> Array:
     if ids.shape != labels.shape:
         raise ValueError(f"predicted ids have shape {ids.shape}, labels {labels.shape}: one id for each label")
     active = chosen(ids, labels != IGNORED)
-    hint = "-100 among them is a label that no logit predicts: it must be -100 too (lossfns.collators.mask_first_label)"
+    hint = (
+        "-100 among them is a label that no logit predicts, which must be -100 too, as by mask_first_label of "
+        "lossfns.collators, or one whose logits are NaN, of a model that has diverged"
+    )
     _check_range("predicted ids", active, num_classes, hint)
     return active
 

@@ -284,7 +284,7 @@ def _counts_of_cells(cells: Array, num_classes: int) -> Columns:
         raise ValueError(
             f"the column 'confusion' has shape {cells.shape}, numbers from {cells.min(initial=0)}: it must hold counts "
             f"(B, {num_classes**2}), true class x predicted class in rows of num_classes={num_classes}, as "
-            "reducers.confusion_counts returns"
+            "reducers.confusion_counts returns; -1 stands for logits that are NaN, of a model that has diverged"
         )
     return confusion.counts_of(cells.reshape(-1, num_classes, num_classes))._asdict()
 

@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +10,8 @@ import torch
 from sklearn.metrics import confusion_matrix
 
 from lossfns import classification_loss, multi_label_loss, token_classification_loss
+from metrics import classification
+from metrics._evaluation import mapped
 from reducers import argmax, combine, confusion_counts, ordinal_ids, probabilities
 from tests import tiny
 
@@ -113,6 +116,18 @@ def test_nothing_is_counted_of_a_model_that_has_diverged():
     expected[1] = -1
     assert torch.equal(confusion_counts(logits, labels, shift=0)["confusion"], expected)
     assert ordinal_ids(torch.tensor([[torch.nan, 1.0], [2.0, 1.0]]), None).tolist() == [N, 2]
+
+
+@pytest.mark.parametrize(
+    "reducer", [partial(argmax, shift=0), partial(confusion_counts, shift=0)], ids=["ids", "counts"]
+)
+def test_a_model_that_has_diverged_has_no_scores(reducer):
+    """Class 0 is the background of many a task: a checkpoint of NaN would be the best one."""
+    labels = torch.zeros(2, 3, dtype=torch.long)
+    reduced = reducer(torch.full((2, 3, 4), torch.nan), labels)
+    predictions = mapped(torch.Tensor.numpy, reduced)
+    with pytest.raises(ValueError, match="NaN"):
+        classification(4)(SimpleNamespace(predictions=predictions, label_ids=labels.numpy()))
 
 
 def test_masking_by_predictions_is_found():

@@ -1150,7 +1150,6 @@ WITHOUT_OPTIONS = {
     *("mse", "mae", "log_cosh", "forward_kl", "reverse_kl", "total_variation", "coral_levels", "corn_levels"),
     *("batch_hard", "semi_hard", "regression", "watch"),
 }
-SAID = [(entry, name, value) for entry in BUILDERS for name, values in entry.bad.items() for value in values]
 BAD = [(entry, name, value) for entry in ENTRIES for name, values in entry.bad.items() for value in values]
 
 
@@ -1159,9 +1158,14 @@ def described(value: Any) -> str:
 
 
 def assert_refused(call: Callable[[], Any]) -> None:
+    """In words of ours: an error that comes out of another library, or out of Python, doesn't say what to do."""
     with pytest.raises(PROMISED) as caught:
         call()
     assert len(str(caught.value)) > 10, "an error says what was wrong"
+    if "meta tensor" not in str(caught.value):  # of a tensor without values torch says all there is to say
+        origin = caught.traceback[-1]
+        assert origin.frame.f_globals["__name__"].partition(".")[0] in ("lossfns", "reducers", "metrics"), origin
+        assert str(origin.statement).strip().startswith("raise "), origin
 
 
 def raising(error: BaseException) -> Callable[[], Any]:
@@ -1196,28 +1200,13 @@ def test_bad_values_are_refused(entry, name, value):
     assert_refused(lambda: entry(**{name: value}))
 
 
-def assert_own_words(call: Callable[[], Any]) -> None:
-    """An error that comes out of another library, or out of Python, doesn't say what to do."""
-    with pytest.raises(PROMISED) as caught:
-        call()
-    origin = caught.traceback[-1]
-    assert origin.frame.f_globals["__name__"].startswith("metrics"), origin
-    assert str(origin.statement).strip().startswith("raise "), origin
-
-
 WORDLESS = {"an index": lambda: [][operator.index(2.5)], "a conversion": lambda: np.asarray("text", np.float64)}
 
 
 @pytest.mark.parametrize("call", WORDLESS.values(), ids=WORDLESS)
 def test_an_error_of_python_or_numpy_is_not_in_our_words(call):
-    assert_refused(call)
     with pytest.raises(AssertionError):
-        assert_own_words(call)
-
-
-@pytest.mark.parametrize(("entry", "name", "value"), SAID, ids=[f"{e.title}-{n}-{described(v)}" for e, n, v in SAID])
-def test_metrics_say_in_their_own_words_what_is_wrong(entry, name, value):
-    assert_own_words(lambda: entry(**{name: value}))
+        assert_refused(call)
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.title)
