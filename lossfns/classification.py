@@ -59,7 +59,8 @@ def classification_loss(
         class_weights: one weight a class, `(C,)`: short for `class_weighted(term, class_weights)`.
         label_smoothing: mass spread evenly over the classes, for cross-entropy. Together with class weights it is
             torch's: each class that receives mass costs its own weight. `class_weighted(partial(smoothed_cross_entropy,
-            label_smoothing=...), weights)` is the other meaning, the weight of the label times the smoothed loss.
+            label_smoothing=...), weights)` is the other meaning, the weight of the label times the smoothed loss. A
+            class of logit -inf gets none of the mass, but costs infinitely much under class weights.
         logit_adjustment: added to the logits, `(C,)`: log-priors of the classes, times a temperature, train logits
             that are right for balanced classes.
         margins: taken off the logit of a sample's own class, `(C,)`; see `ldam_margins`.
