@@ -71,7 +71,7 @@ def graph_is_kept() -> bool:
 def hand_over(gradient: Tensor, upstream: Tensor, *, again: bool = True) -> Tensor:
     """Inside a backward: a kept gradient times the upstream one, in place unless the graph is kept for use `again`."""
     # Torch rounds a factor without dimensions to the gradient's dtype, but on a CPU, where one with them costs a copy.
-    factor = upstream if upstream.is_cpu else upstream.reshape(1)
+    factor = upstream if upstream.is_cpu or not gradient.ndim else upstream.reshape(1)
     if again and graph_is_kept():
         return torch.mul(gradient, factor, out=torch.empty_like(gradient))
     # Reading the factor anywhere but on a CPU would wait for the device.

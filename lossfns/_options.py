@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from numbers import Real
 from operator import index
 from typing import Any, TypeVar
 
@@ -13,8 +12,8 @@ _Number = TypeVar("_Number", bound=float | Tensor)
 
 
 def number(value: _Number, name: str) -> _Number:
-    """Return the value, or raise TypeError unless it is a number (or a tensor, which may be learnt)."""
-    if isinstance(value, bool) or not isinstance(value, (Real, Tensor)):
+    """Return the value, or raise TypeError unless it is a number: Python's, NumPy's or torch's, which may be learnt."""
+    if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
         raise TypeError(f"{name} must be a number, got {value!r}")
     return value
 
@@ -31,7 +30,7 @@ def whole(value: Any, name: str) -> int:
 
 def wholes(values: Any, name: str) -> list[int]:
     """Return one or several values as ints; raises as `whole`."""
-    several = isinstance(values, Iterable) and not isinstance(values, str)
+    several = isinstance(values, Iterable) and not isinstance(values, str) and getattr(values, "ndim", 1) > 0
     return [whole(value, name) for value in (values if several else (values,))]
 
 

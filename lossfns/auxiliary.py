@@ -16,7 +16,7 @@ from ._notes import current_notes
 from ._options import number
 from .alignment import Labels, Outputs, check_shift, scored_places, split_labels
 from .normalization import MARKERS, NumItems, accumulator_dtype, item_count
-from .terms import check_options, name_of, plain_name, weighted_sum
+from .terms import check_options, name_of, plain_name, scaled, weighted_sum
 
 Loss = Callable[..., Tensor]
 
@@ -93,9 +93,9 @@ def add_losses(parts: Mapping[str, tuple[float, Loss]]) -> AddedLosses:
 
 def added(calls: Sequence[Call], values: Sequence[Tensor]) -> Tensor:
     """The weighted sum of what the calls gave, a tensor of its own."""
-    total = calls[0].weight * values[0]
+    total = scaled(calls[0].weight, values[0])
     for call, value in zip(calls[1:], values[1:], strict=True):
-        total = total + call.weight * value
+        total = total + scaled(call.weight, value)
     return total
 
 
@@ -158,7 +158,7 @@ class WithAuxiliary:
         if notes is not None:
             parts = notes.parts or [(plain_name(self.loss), loss.detach())]
             notes.parts = [*parts, (self.field, own.detach())]
-        return loss + (self.weight * own).to(loss.dtype)
+        return loss + scaled(self.weight, own).to(loss.dtype)
 
     def _own(self, outputs: Outputs) -> Tensor:
         own = outputs.get(self.field) if isinstance(outputs, Mapping) else None
@@ -208,7 +208,7 @@ def with_auxiliary(loss: Loss, field: str, weight: float, *, shift: int | None =
     if not math.isfinite(number(weight, "weight")):
         raise ValueError(f"weight must be finite, got {weight}")
     if shift is None:
-        shift = _options(loss).get("shift")
+        shift = _shift_of(loss)
     if shift is None:
         raise ValueError(
             f"{name_of(loss)} has no shift that tells which labels the Trainer counts: say with_auxiliary(..., "
@@ -216,6 +216,17 @@ def with_auxiliary(loss: Loss, field: str, weight: float, *, shift: int | None =
         )
     check_shift(shift)
     return WithAuxiliary(loss, field, weight, shift)
+
+
+def _shift_of(loss: Loss) -> int | None:
+    """The shift that a loss says it has, or all the parts of a sum have."""
+    if isinstance(loss, AddedLosses):
+        found = {_shift_of(part) for _, _, part in loss.parts}
+        return found.pop() if len(found) == 1 else None
+    if isinstance(loss, WithAuxiliary):
+        return loss.shift
+    own = inspect.signature(loss).parameters.get("shift")
+    return None if own is None or own.default is own.empty else own.default
 
 
 def _items(labels: Labels, shift: int) -> Tensor:

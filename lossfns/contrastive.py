@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ._autograd import autocast_off, uncompiled
-from ._batch import described
-from ._options import function, number
+from ._options import function, items, number
 from ._rows import compute_dtype
 from .alignment import IGNORED, Labels, Outputs, Selector, check_ids, check_logits, select_logits, split_labels
 from .normalization import NumItems, divide, item_count
@@ -115,9 +114,9 @@ def info_nce_loss(
     """
     if not 0 < number(temperature, "temperature") < math.inf:
         raise ValueError(f"temperature must be positive and finite, got {temperature}")
-    sides = function(select, "select")(outputs)
-    if not isinstance(sides, (tuple, list)) or len(sides) != 2:
-        raise ValueError(f"select returns queries and keys, a pair of tensors; it returned {described(sides)}")
+    sides = items(function(select, "select")(outputs), "what select returns")
+    if len(sides) != 2:
+        raise ValueError(f"select returns queries and keys, a pair of tensors; it returned {len(sides)}")
     queries, keys = map(check_logits, sides)
     if queries.ndim != 2 or queries.shape != keys.shape:
         raise ValueError(f"queries {tuple(queries.shape)} and keys {tuple(keys.shape)} must be (batch, size) both")

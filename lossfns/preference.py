@@ -21,7 +21,7 @@ from .alignment import IGNORED, Alignment, Labels, Outputs, Selector, align, sel
 from .hidden import HiddenStates
 from .normalization import MARKERS, NumItems, accumulator_dtype, check_pairs, check_unit, item_count
 from .sources import Source, open_source
-from .terms import Term, check_smoothing, name_of, parameters, probability_missed
+from .terms import Term, check_smoothing, name_of, parameters, probability_missed, scaled
 
 STATISTICS = ("chosen", "rejected", "chosen_tokens", "rejected_tokens")
 
@@ -48,7 +48,9 @@ def bradley_terry(chosen: Tensor, rejected: Tensor, *, margin: Tensor | float = 
         tensor([0.3133])
     """
     values = -F.logsigmoid(chosen - rejected - number(margin, "margin"))
-    return values + centering * (chosen + rejected).square() if number(centering, "centering") else values
+    if not isinstance(number(centering, "centering"), Tensor) and centering == 0:
+        return values  # the sum may be infinite, and so is the slope of its square
+    return values + centering * (chosen + rejected).square()
 
 
 def dpo(
@@ -87,9 +89,7 @@ def dpo(
     check_positive(beta, "beta")
     check_smoothing(label_smoothing)
     margin = beta * ((chosen - reference_chosen) - (rejected - reference_rejected))
-    if not label_smoothing:
-        return -F.logsigmoid(margin)
-    return -(1 - label_smoothing) * F.logsigmoid(margin) - label_smoothing * F.logsigmoid(-margin)
+    return scaled(1 - label_smoothing, -F.logsigmoid(margin)) + scaled(label_smoothing, -F.logsigmoid(-margin))
 
 
 def ipo(
@@ -198,7 +198,7 @@ def orpo(
         tensor([0.7985])
     """
     good, bad = chosen / chosen_tokens, rejected / rejected_tokens
-    return -good + number(weight, "weight") * bradley_terry(_log_odds(good), _log_odds(bad))
+    return -good + scaled(number(weight, "weight"), bradley_terry(_log_odds(good), _log_odds(bad)))
 
 
 def cpo(chosen: Tensor, rejected: Tensor, chosen_tokens: Tensor, *, beta: float = 0.1, weight: float = 1.0) -> Tensor:
@@ -228,7 +228,7 @@ def cpo(chosen: Tensor, rejected: Tensor, chosen_tokens: Tensor, *, beta: float 
         tensor([1.3133])
     """
     check_positive(beta, "beta")
-    return bradley_terry(beta * chosen, beta * rejected) - number(weight, "weight") * chosen / chosen_tokens
+    return bradley_terry(beta * chosen, beta * rejected) + scaled(number(weight, "weight"), -chosen / chosen_tokens)
 
 
 def kto(

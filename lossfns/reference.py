@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
+from uuid import uuid4
 
 import torch
 from torch import Tensor, nn
@@ -92,8 +92,8 @@ def precompute_reference_log_probs(
         raise TypeError(f"dataset must have a length and items by number, got a {type(dataset).__name__}")
     if whole(batch_size, "batch_size") < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    if cache is not None and not Path(cache).parent.is_dir():
-        raise ValueError(f"the cache {cache} is to be in a folder that is not there: make {Path(cache).parent} first")
+    if cache is not None:
+        _check_place(Path(cache))
     made_from = _fingerprint(model, _batches(dataset, collator, batch_size, "hashing"), (shift,)) if cache else ""
     with _evaluating(model):
         if cache is not None and Path(cache).exists():
@@ -166,18 +166,30 @@ def _check_forward(cache: Path, log_probs: Tensor, own: Tensor) -> None:
         )
 
 
+def _check_place(cache: Path) -> None:
+    """Raise ValueError where no cache can be written: before the work, not after it."""
+    folder = cache.parent
+    if not folder.is_dir() or cache.is_dir():
+        raise ValueError(f"the cache {cache} must be a file in a folder that is there: make {folder} first")
+    if not cache.exists() and not os.access(folder, os.W_OK):
+        raise ValueError(f"the cache {cache} cannot be written: {folder} is read-only")
+
+
 def _save(cache: Path, kept: Mapping[str, Any]) -> None:
-    """Write a cache whole or not at all: another process may look for it meanwhile."""
-    own = cache.with_name(f"{cache.name}.{os.getpid()}")
-    torch.save(kept, own)
-    own.replace(cache)
+    """Write a cache whole or not at all: another process may look for it meanwhile, or write it too."""
+    own = cache.resolve().with_name(f"{uuid4().hex}.part")
+    try:
+        torch.save(kept, own)
+        own.replace(cache.resolve())
+    finally:
+        own.unlink(missing_ok=True)
 
 
 def _load(cache: Path, made_from: str) -> Tensor:
     """Log-probabilities out of a cache; raises ValueError where it is none or was made from something else."""
     try:
         kept = torch.load(cache, weights_only=True)
-    except (RuntimeError, EOFError, UnpicklingError) as error:
+    except Exception as error:  # as many kinds as a file may have bytes
         raise ValueError(f"the cache {cache} cannot be read: it is damaged, or another file. Delete it") from error
     if not isinstance(kept, Mapping) or kept.keys() != {"made_from", "log_probs"}:
         raise ValueError(f"{cache} is no cache of log-probabilities: name another file")

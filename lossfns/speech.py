@@ -12,7 +12,18 @@ from ._autograd import autocast_off, uncompiled
 from ._batch import described
 from ._options import whole
 from ._rows import compute_dtype
-from .alignment import IGNORED, Labels, Outputs, Selector, check_ids, check_range, on_host, select_logits, split_labels
+from .alignment import (
+    IGNORED,
+    Labels,
+    Outputs,
+    Selector,
+    as_numbers,
+    check_ids,
+    check_range,
+    on_host,
+    select_logits,
+    split_labels,
+)
 from .normalization import NumItems, divide, item_count
 
 
@@ -107,10 +118,12 @@ def _labels_and_frames(logits: Tensor, labels: Tensor, extras: dict[str, Tensor]
 
 
 def whole_lengths(lengths: Any) -> Tensor:
-    """Return the lengths, or raise TypeError where they are no integers and would be rounded."""
-    if not isinstance(lengths, Tensor) or lengths.dtype == torch.bool or lengths.is_floating_point():
-        raise TypeError(f"input_lengths must be integers, not {described(lengths)}: the frames of each row")
-    return lengths
+    """Return the lengths as a tensor, or raise TypeError where they are no integers and would be rounded."""
+    found = lengths if isinstance(lengths, Tensor) else as_numbers(lengths)
+    if found is None or found.dtype == torch.bool or found.is_floating_point() or found.is_complex():
+        given = lengths if found is None else found
+        raise TypeError(f"input_lengths must be integers, not {described(given)}: the frames of each row")
+    return found
 
 
 def _check_labels(targets: Tensor, classes: int, blank: int) -> None:

@@ -350,9 +350,12 @@ class Combined:
 
     @property
     def weighted(self) -> list[tuple[float, Term]]:
-        """Weights and terms of the parts that count: one of weight 0 may be infinite. All of them if none counts."""
+        """Weights and terms of the parts that count: what has no weight may be infinite. All of them if none counts.
+
+        A part that learns counts: DDP waits for the gradients of all parameters, be they 0.
+        """
         pairs = list(zip(self.weights, self.terms, strict=True))
-        return [pair for pair in pairs if pair[0] != 0] or pairs
+        return [pair for pair in pairs if pair[0] != 0 or _has_parameters(pair[1])] or pairs
 
     @cached_property
     def _bound(self) -> list[tuple[float, Term, tuple[str, ...]]]:
@@ -372,6 +375,20 @@ class Combined:
         pairs = zip(self.weights, self.terms, strict=True)
         inner = " + ".join(f"{weight:g} * {name_of(term)}" for weight, term in pairs)
         return f"({inner})" if self.factor is None else f"{name_of(self.factor)} * ({inner})"
+
+
+def scaled(weight: float | Tensor, values: Tensor) -> Tensor:
+    """`weight * values`, where what has no weight may be infinite; a tensor is a weight to be learnt."""
+    kept = isinstance(weight, Tensor) or weight != 0
+    return weight * (values if kept else values.masked_fill(~values.isfinite(), 0))
+
+
+def _has_parameters(term: Term) -> bool:
+    if isinstance(term, Combined):
+        return any(map(_has_parameters, term.terms))
+    if isinstance(term, partial):
+        return _has_parameters(term.func) or any(isinstance(value, Tensor) for value in term.keywords.values())
+    return isinstance(term, nn.Module)
 
 
 def weighted_sum(*parts: tuple[float, Term]) -> Combined:

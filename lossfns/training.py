@@ -183,7 +183,7 @@ def watch(loss: Loss, metrics: TrainingMetrics, /, **columns: str) -> WatchedLos
     fields_of(columns.values())
     check_options(loss, "loss")
     if not isinstance(metrics, TrainingMetrics):
-        raise TypeError(f"metrics must be the TrainingMetrics() that is among the callbacks, got {metrics!r}")
+        raise TypeError(f"metrics must be a TrainingMetrics(), which is then attached to the Trainer, got {metrics!r}")
     _check_names(list(columns))
     return WatchedLoss(loss, metrics, tuple(columns.items()))
 

@@ -110,7 +110,9 @@ def check_probabilities(probabilities: Array, shape: tuple[int, ...], *, softmax
         )
     scored = probabilities[where]
     problem = ""
-    if not ((scored >= 0) & (scored <= 1 + SLACK)).all():
+    if np.isnan(scored).any():
+        problem = "are NaN, as the logits of a model that has diverged"
+    elif not ((scored >= 0) & (scored <= 1 + SLACK)).all():
         problem = f"lie between {scored.min()} and {scored.max()}, not in [0, 1]"
     elif softmax and not (abs(scored.sum(-1, dtype=np.float64) - 1) <= SLACK).all():
         problem = "don't sum to 1 over the classes"

@@ -90,7 +90,7 @@ class Metric:
         check(self.summands is None or callable(self.summands), "summands", "a function, or None", self.summands)
         wanted = 'a dict of keys and whether greater is better: True, False or None, as {"error": False}'
         for key, better in table("directions", self.directions, wanted).items():
-            known = isinstance(key, str) and (better is None or isinstance(better, bool))
+            known = isinstance(key, str) and (better is None or isinstance(better, (bool, np.bool_)))
             check(known, "directions", wanted, {key: better})
         _keys.check_free(self.directions)
         if self.whole is not None:
@@ -390,7 +390,10 @@ def _identity(metric: Metric) -> Any:
 def _checked(statistics: Mapping[str, Any], rows: int) -> Columns:
     if not statistics:
         raise ValueError("statistics returned no column: it returns a dict of arrays with one row for each sample")
-    columns = {name: value if sparse.issparse(value) else np.asarray(value) for name, value in statistics.items()}
+    columns = {
+        name: sparse.csr_array(value) if sparse.issparse(value) else np.asarray(value)
+        for name, value in statistics.items()
+    }
     for name, column in columns.items():
         if column.dtype.kind not in "biuf":
             raise TypeError(f"the statistic {name!r} is of dtype {column.dtype}: it must be integer, float or bool")

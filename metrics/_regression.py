@@ -167,6 +167,7 @@ def _middle(values: Array, known: Array, before: Array | None) -> Array:
     A single value would not do: where it lies far off, the samples that a replicate draws without it lose their digits.
     """
     middle = np.full(values.shape[1], np.nan) if before is None else before.copy()
+    known = known & np.isfinite(values)  # NaN is for the replicates that draw it, not for all
     for target in np.flatnonzero(np.isnan(middle) & known.any(0)):
         middle[target] = np.median(values[known[:, target], target])
     return middle

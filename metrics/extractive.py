@@ -162,7 +162,7 @@ def span_columns(predictions: Any, labels: Any) -> Columns:
     """Return the columns of `reducers.spans`.
 
     Raises:
-        ValueError: one is missing, or of another shape.
+        ValueError: one is missing, or of another shape, or logits were NaN.
     """
     found = named_columns(predictions)
     if any(name not in found for name in COLUMNS):
@@ -174,6 +174,8 @@ def span_columns(predictions: Any, labels: Any) -> Columns:
     spans = {columns[name].shape for name in ("starts", "ends", "scores")}
     if len(spans) > 1 or columns["starts"].ndim != 2 or columns["null_scores"].ndim != 1:
         raise ValueError(f"starts, ends and scores are (B, spans), null_scores (B,); they are {describe(columns)}")
+    if np.isnan(columns["null_scores"]).any():
+        raise ValueError("null_scores are NaN, as the logits were: the model has diverged")
     return columns
 
 

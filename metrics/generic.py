@@ -361,7 +361,8 @@ def _weighted(weights: Any, column: Any) -> Array:
     flat = column if sparse.issparse(column) else column.reshape(len(column), math.prod(column.shape[1:]))
     if not np.isfinite(flat.data if sparse.issparse(flat) else flat).all():
         weights = sparse.csr_array(weights)  # has no zeros: a row that isn't there adds nothing, and 0 * inf is NaN
-    product = weights @ flat
+    with np.errstate(over="ignore"):
+        product = weights @ flat
     dense = product.toarray() if sparse.issparse(product) else product
     return np.asarray(dense).reshape(-1, *column.shape[1:])
 

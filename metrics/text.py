@@ -122,7 +122,8 @@ def translation(tokenizer: Tokenizer, *, tokenize: str = "13a") -> Metric:
     known = _library("sacrebleu.metrics").BLEU.TOKENIZERS
     if tokenize not in tuple(known):
         raise ValueError(f"tokenize is one of {', '.join(known)}; {tokenize!r} came")
-    counting.metrics()  # some tokenisers need a package of their own
+    if tokenize in ("ja-mecab", "ko-mecab"):  # they need a package of their own; others load a model in the first call
+        counting.metrics()
     return _metric("translation", tokenizer, counting.statistics, counting.scores, TRANSLATION)
 
 

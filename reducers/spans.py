@@ -30,8 +30,8 @@ def spans(logits: Logits, labels: Labels, *, top_n: int = 20, max_length: int = 
 
     Returns:
         `(B, top_n)`: `starts` and `ends` (the last token), int32, -100 where there are fewer spans; `scores`, and
-        `(B,)` `null_scores`, that of the first token alone, which says "no answer": float32 (float64 for float64
-        logits).
+        `(B,)` `null_scores`, that of the first token alone, which says "no answer", NaN where any logit is NaN, which
+        metrics refuse: float32 (float64 for float64 logits).
 
     Raises:
         ValueError: the logits are missing or of another shape, or an option is below 1.
@@ -57,7 +57,9 @@ def spans(logits: Logits, labels: Labels, *, top_n: int = 20, max_length: int = 
     start, end = (x.to(compute_dtype(x.dtype)) for x in (start, end))
     found = [_best(*row, top_n, min(max_length, start.shape[1])) for row in zip(start, end, strict=True)]
     starts, ends, scores = (torch.stack(part) for part in zip(*found, strict=True))
-    return {"starts": starts, "ends": ends, "scores": scores, "null_scores": start[:, 0] + end[:, 0]}
+    unknown = (start.isnan() | end.isnan()).any(1)
+    null = (start[:, 0] + end[:, 0]).masked_fill(unknown, torch.nan)
+    return {"starts": starts, "ends": ends, "scores": scores, "null_scores": null}
 
 
 def _best(start: Tensor, end: Tensor, top_n: int, width: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -32,7 +32,7 @@ def argmax(
 
     Returns:
         int32 of the labels' shape: position `i` is the prediction for label `i`, -100 where no logit predicts it or one
-        is NaN: metrics refuse that where a label counts.
+        is NaN: where a label counts metrics of classes refuse that, those of texts leave it out.
 
     Raises:
         ValueError: no shift, logits that do not fit the labels.

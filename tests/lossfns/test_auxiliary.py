@@ -250,7 +250,23 @@ def test_labels_of_whole_samples():
         with_auxiliary(classification_loss, "aux_loss", 1.0, shift=1)(given[1], labels[1:])
 
 
+def test_what_has_no_weight_may_be_infinite():
+    logits = torch.tensor([[[1.0, -torch.inf], [0.0, 0.0]]], requires_grad=True)
+    labels, rest = torch.tensor([[N, 1]]), partial(masked_lm_loss, term=z_loss)
+    found = add_losses({"a": (0.0, causal_lm_loss), "b": (1.0, rest)})(logits * 1, labels)
+    assert found.item() == pytest.approx(rest(logits, labels).item())
+    assert torch.autograd.grad(found, logits)[0].isfinite().all()
+    given = {"logits": torch.zeros(1, 2, 2), "aux_loss": torch.tensor(torch.inf)}
+    assert with_auxiliary(causal_lm_loss, "aux_loss", 0.0)(given, labels).item() == pytest.approx(math.log(2))
+
+
 def test_the_shift_is_the_loss_s_own():
+    def users(outputs, labels, num_items_in_batch=None, shift=1):
+        return causal_lm_loss(outputs, labels, num_items_in_batch, shift=shift)
+
+    both = add_losses({"a": (1.0, causal_lm_loss), "b": (1.0, partial(causal_lm_loss, term=z_loss))})
+    for loss in (users, both, with_auxiliary(causal_lm_loss, "z", 1.0)):
+        assert with_auxiliary(loss, "aux_loss", 1.0).shift == 1
     assert with_auxiliary(causal_lm_loss, "aux_loss", 1.0).shift == 1
     assert with_auxiliary(partial(causal_lm_loss, shift=0), "aux_loss", 1.0).shift == 0
     for loss in (classification_loss, masked_lm_loss, seq2seq_lm_loss, lambda outputs, labels, num_items=None: 0):

@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from functools import partial
+from unittest import mock
 
 import pytest
 import torch
@@ -98,6 +99,16 @@ def test_a_default_device_of_the_user_s_elsewhere():
     with torch.device("meta"):
         found = everything()
     assert all(value.is_cpu and torch.equal(value, other) for value, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("shape", [(), (2, 3)], ids=["a scale of the head", "a weight"])
+def test_the_factor_on_a_device(shape, again):
+    """Elsewhere than on a CPU, of which only the shapes can be seen here."""
+    gradient = torch.zeros(shape, dtype=torch.bfloat16, device="meta")
+    with mock.patch.object(_autograd, "graph_is_kept", return_value=again):
+        found = _autograd.hand_over(gradient, torch.ones((), device="meta"), again=again)
+    assert (found.shape, found.dtype) == (gradient.shape, gradient.dtype)
 
 
 @pytest.mark.parametrize("keep", [False, True], ids=["in place", "the graph is kept"])

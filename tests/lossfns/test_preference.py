@@ -4,6 +4,7 @@ import inspect
 import math
 import os
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
@@ -22,6 +23,7 @@ from lossfns import (
     paired_kto,
     precompute_reference_log_probs,
     preference_loss,
+    reference,
     reward_loss,
     sequence_log_probs,
     simpo,
@@ -654,15 +656,23 @@ def test_the_cache_is_read(tmp_path, monkeypatch):
 
 def test_a_cache_that_cannot_be_written_is_refused_first(tmp_path, monkeypatch):
     monkeypatch.setattr("lossfns.reference.collated", lambda *given: pytest.fail("a batch was made"))
-    with pytest.raises(ValueError, match=r"in a folder that is not there: make .*nowhere first"):
+    with pytest.raises(ValueError, match=r"in a folder that is there: make .*nowhere first"):
         referenced(cache=tmp_path / "nowhere" / "reference.pt")
+    with pytest.raises(ValueError, match="must be a file"):
+        referenced(cache=tmp_path)
+    monkeypatch.setattr("os.access", lambda folder, mode: False)
+    with pytest.raises(ValueError, match="is read-only"):
+        referenced(cache=tmp_path / "reference.pt")
 
 
-@pytest.mark.parametrize("damage", [lambda kept: kept[: len(kept) // 2], lambda kept: b"", lambda kept: b"no archive"])
-def test_a_damaged_cache_is_named(tmp_path, damage):
+@pytest.mark.parametrize(
+    "damaged", [None, b"", b"hello world", b"\x80"], ids=["half of it", "nothing", "text", "a byte"]
+)
+def test_a_damaged_cache_is_named(tmp_path, damaged):
     cache = tmp_path / "reference.pt"
     referenced(cache=cache)
-    cache.write_bytes(damage(cache.read_bytes()))
+    kept = cache.read_bytes()
+    cache.write_bytes(kept[: len(kept) // 2] if damaged is None else damaged)
     with pytest.raises(ValueError, match="cannot be read: it is damaged"):
         referenced(cache=cache)
 
@@ -682,9 +692,28 @@ def test_a_cache_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
         patched.setattr(torch, "save", half)
         with pytest.raises(OSError, match="full"):
             referenced(cache=tmp_path / "reference.pt")
-    assert not (tmp_path / "reference.pt").exists()
+    assert not [*tmp_path.iterdir()]
     first = referenced(cache=tmp_path / "reference.pt")
     assert torch.equal(referenced(cache=tmp_path / "reference.pt").log_probs, first.log_probs)
+
+
+def test_several_may_write_a_cache_at_once(tmp_path):
+    (tmp_path / "link.pt").symlink_to(tmp_path / "reference.pt")
+    kept = {"made_from": "", "log_probs": torch.zeros(100, 2)}
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: reference._save(tmp_path / "link.pt", kept), range(40)))
+    assert {path.name for path in tmp_path.iterdir()} == {"link.pt", "reference.pt"}
+    assert torch.equal(reference._load(tmp_path / "reference.pt", ""), kept["log_probs"])
+
+
+def test_weights_that_are_learnt():
+    """A tensor is never taken for no weight, whatever its value."""
+    zero, margins = torch.zeros((), requires_grad=True), torch.tensor([0.5, 0.0])
+    chosen, rejected = torch.tensor([2.0, 1.0]), torch.tensor([1.0, 3.0])
+    for loss in (bradley_terry(chosen, rejected, centering=zero), cpo(chosen, rejected, chosen, weight=zero)):
+        assert torch.autograd.grad(loss.sum(), zero)[0] != 0
+    found = bradley_terry(chosen, rejected, centering=margins)
+    assert found.tolist() == pytest.approx((bradley_terry(chosen, rejected) + torch.tensor([4.5, 0.0])).tolist())
 
 
 def test_a_batch_of_bfloat16_has_a_cache(tmp_path):

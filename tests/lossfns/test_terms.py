@@ -126,6 +126,19 @@ def test_a_part_of_weight_0_may_be_infinite(ruled_out):
     assert nothing.item() == 0.0
 
 
+def test_a_part_of_weight_0_that_learns_stays_in_the_graph():
+    """As in a warm-up from 0: DDP waits for the gradient of each of its parameters."""
+    scale = torch.nn.Parameter(torch.ones(()))
+
+    def scaled_by(log_prob, *, factor):
+        return -log_prob * factor
+
+    for learnt in (partial(scaled_by, factor=scale), weighted_sum((2.0, partial(scaled_by, factor=scale)))):
+        scale.grad = None
+        masked_lm_loss(normal(2, 4, V), LABELS, term=weighted_sum((1.0, cross_entropy), (0.0, learnt))).backward()
+        assert scale.grad.item() == 0.0
+
+
 @pytest.mark.parametrize("hole", [False, True], ids=["finite", "-inf neighbours"])
 @pytest.mark.parametrize("name", FORMULAS)
 def test_gradcheck(name, hole):

@@ -272,6 +272,30 @@ def test_alike_numbers_have_the_interval_of_their_mean(values):
     assert compare(bias, evaluated, zeros, n=100)["bias_difference"] == pytest.approx(drawn.mean())
 
 
+@pytest.mark.parametrize("form", [sparse.csc_array, sparse.coo_matrix, sparse.lil_array])
+def test_a_sparse_column_is_read_in_any_form(form):
+    def made(convert):
+        metric = Metric(
+            statistics=lambda predictions, labels: {"x": convert(np.diag(np.arange(6.0))), "n": np.ones(6)},
+            score=lambda sums: {"mean": sums["x"].sum(-1) / sums["n"]},
+            directions={"mean": True},
+        )
+        return bootstrap(metric, n=200)(evaluation(np.zeros(6), np.zeros(6)))
+
+    assert made(form) == made(np.asarray)
+
+
+def test_one_prediction_of_nan_is_for_the_replicates_that_draw_it():
+    generator = np.random.default_rng(0)
+    truth = generator.random(40)
+    predictions = truth + 0.3 * generator.random(40)
+    predictions[3] = np.nan
+    scores = bootstrap(regression(), n=400)(evaluation(predictions, truth))
+    drawn = [draw for draw in generator.integers(40, size=(4000, 40)) if 3 not in draw]
+    expected = np.quantile([stats.pearsonr(predictions[draw], truth[draw]).statistic for draw in drawn], (0.025, 0.975))
+    assert (scores["pearson_low"], scores["pearson_high"]) == pytest.approx(tuple(expected), abs=0.03)
+
+
 @pytest.mark.parametrize("metric", [classification(3), SPEARMAN, regression()])
 def test_chunks_change_nothing(metric, monkeypatch):
     def everything():

@@ -258,6 +258,8 @@ def test_what_is_no_question_is_refused():
         extractive_qa([*EXAMPLES[:3], EXAMPLES[0]], FEATURES[:3])
     with pytest.raises(ValueError, match="preprocess_logits_for_metrics=spans"):
         extractive_qa(EXAMPLES, FEATURES)(evaluation(np.zeros((4, 9)), np.zeros(4)))
+    with pytest.raises(ValueError, match="the model has diverged"):
+        extractive_qa(EXAMPLES, FEATURES)(evaluation(spans_of(nulls=[0.0, np.nan, 0.0, 0.0]), np.zeros(4)))
 
 
 # --- pixels -----------------------------------------------------------------------------------------------------------
