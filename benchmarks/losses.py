@@ -37,7 +37,7 @@ class Sizes:
     rounds: int
 
 
-FULL = Sizes(rows=2, length=512, vocabularies=(151_936, 250_880), rounds=5)
+FULL = Sizes(rows=2, length=512, vocabularies=(151_936, 250_880), rounds=9)
 QUICK = Sizes(rows=1, length=8, vocabularies=(151_936,), rounds=2)
 
 
