@@ -18,7 +18,7 @@ from ._slopes import Items, Slopes, closed_form
 from .alignment import Alignment
 from .normalization import divide, share
 from .statistics import Block, blocks, check_overwritable, empty, gradient_room, join, row_statistics
-from .terms import STATISTICS, Term, factors, name_of, parameters, plain_name, summands
+from .terms import STATISTICS, Term, factors, name_of, of_weight, parameters, plain_name, summands
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,8 @@ class BoundTerm:
     def total(self, measured: Mapping[str, Tensor], count: Tensor, chances: Tensor | None = None) -> Tensor:
         """Sum over all items, each times its chance if it has one, divided by `count`; for losses beside the kernel."""
         self._note_parts(measured, count, chances)
-        return divide(_times(self(measured), chances), count)
+        values = self(measured)
+        return divide(values if chances is None else of_weight(chances, values), count)
 
     def weights(self) -> Tensor:
         """What each item weighs, `(n,)`: the product of the factors of the term.
@@ -116,12 +117,8 @@ class BoundTerm:
             return
         for summand in summands(self.term):
             values = summand(**{name: measured[name] for name in self.fields}, **self.given)
-            self.notes.parts.append((plain_name(summand), divide(_times(values, chances), count)))
-
-
-def _times(values: Tensor, chances: Tensor | None) -> Tensor:
-    """The values, each times its chance if it has one: what has none may be infinite."""
-    return values if chances is None else chances * values.masked_fill(chances == 0, 0)
+            values = values if chances is None else of_weight(chances, values)
+            self.notes.parts.append((plain_name(summand), divide(values, count)))
 
 
 @dataclass(frozen=True)

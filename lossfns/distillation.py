@@ -80,6 +80,7 @@ def jensen_shannon(log_p: Tensor, log_q: Tensor, *, beta: float = 0.5) -> Tensor
 
     Raises:
         ValueError: `beta` is not between 0 and 1.
+        TypeError: an option is no number.
 
     Source:
         Agarwal et al.: On-Policy Distillation of Language Models (2024), equation 1; Lin: Divergence Measures Based on
@@ -160,9 +161,9 @@ def distillation_loss(
     The teacher is one of three: `teacher_logits` `(B, L, V)` in the dict of labels; its best `teacher_ids` and
     `teacher_log_probs` `(B, L, k)` there, all other classes being taken together as one more; or `teacher=`, a model
     that is run here, without gradient, on what `collators.teacher_inputs` put into the dict. Best ids are checked on
-    their device, which is waited for once more than by other losses. Position `i` stands beside
-    logit `i` of the student, which predicts label `i + shift`. In evaluation the Trainer keeps the labels of all
-    samples, and `teacher_logits` with them, unless `prediction_loss_only=True`.
+    their device, which is waited for once more than by other losses. Position `i` stands beside logit `i` of the
+    student, which predicts label `i + shift`. In evaluation the Trainer keeps the labels of all samples, and
+    `teacher_logits` with them, unless `prediction_loss_only=True`.
 
     Args:
         outputs: what the student returned: a ModelOutput or dict with `logits`, a tuple, or logits `(B, L, V)`.

@@ -243,7 +243,7 @@ def hidden_states(model: nn.Module) -> HiddenStates:
         model: the model given to the Trainer, PEFT models included.
 
     Returns:
-        The source; `remove()`, or leaving its `with` block, takes the hooks off.
+        The source; `remove()`, or leaving its `with` block, takes the hooks off. A copy of the model is a plain model.
 
     Raises:
         TypeError: the model's forward has no `logits_to_keep`, or it has no decoder or head to ask for.

@@ -39,6 +39,9 @@ def bradley_terry(chosen: Tensor, rejected: Tensor, *, margin: Tensor | float = 
     Returns:
         `(n,)`, nats.
 
+    Raises:
+        TypeError: an option is no number.
+
     Source:
         Bradley, Terry: Rank Analysis of Incomplete Block Designs (1952); Touvron et al.: Llama 2 (2023), equation 2,
         for the margin; Eisenstein et al.: Helping or Herding? (2023), section 2.2, for the centering.
@@ -77,6 +80,7 @@ def dpo(
 
     Raises:
         ValueError: `beta` is not positive, or `label_smoothing` is outside `[0, 1]`.
+        TypeError: an option is no number.
 
     Source:
         Rafailov et al.: Direct Preference Optimization (2023), equation 7; Mitchell: A Note on DPO with Noisy
@@ -120,6 +124,7 @@ def ipo(
 
     Raises:
         ValueError: `beta` is not positive.
+        TypeError: an option is no number.
 
     Source:
         Azar et al.: A General Theoretical Paradigm to Understand Learning from Human Preferences (2023), equation 17.
@@ -158,6 +163,7 @@ def simpo(
 
     Raises:
         ValueError: `beta` is not positive.
+        TypeError: an option is no number.
 
     Source:
         Meng, Xia, Chen: SimPO: Simple Preference Optimization with a Reference-Free Reward (2024), equation 6.
@@ -189,6 +195,9 @@ def orpo(
     Returns:
         `(n,)`, nats.
 
+    Raises:
+        TypeError: an option is no number.
+
     Source:
         Hong, Lee, Thorne: ORPO: Monolithic Preference Optimization without Reference Model (2024), equations 4 to 7.
 
@@ -218,6 +227,7 @@ def cpo(chosen: Tensor, rejected: Tensor, chosen_tokens: Tensor, *, beta: float 
 
     Raises:
         ValueError: `beta` is not positive.
+        TypeError: an option is no number.
 
     Source:
         Xu et al.: Contrastive Preference Optimization: Pushing the Boundaries of LLM Performance in Machine Translation
@@ -256,6 +266,7 @@ def kto(
 
     Raises:
         ValueError: `beta` is not positive.
+        TypeError: an option is no number.
 
     Source:
         Ethayarajh, Xu, Muennighoff, Jurafsky, Kiela: KTO: Model Alignment as Prospect Theoretic Optimization (2024),

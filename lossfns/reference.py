@@ -77,7 +77,8 @@ def precompute_reference_log_probs(
     Raises:
         ValueError: an item is no pair, `batch_size` below 1; the cache cannot be read, its folder is not there, or it
             was made from other data, or by another model or forward; labels and logits as for `sequence_log_probs`.
-        TypeError: as `sequence_log_probs`; the collator returns no dict.
+        TypeError: as `sequence_log_probs`; the collator returns no dict, the dataset has no length or no items by
+            number, `batch_size` is no int.
 
     Example:
         >>> from lossfns.collators import stack_pairs

@@ -77,6 +77,7 @@ def huber(prediction: Tensor, target: Tensor, *, delta: float = 1.0) -> Tensor:
 
     Raises:
         ValueError: `delta` is not positive.
+        TypeError: an option is no number.
 
     Source:
         Huber: Robust Estimation of a Location Parameter (1964).
@@ -125,6 +126,7 @@ def quantile(prediction: Tensor, target: Tensor, *, q: float = 0.5) -> Tensor:
 
     Raises:
         ValueError: `q` is not between 0 and 1.
+        TypeError: an option is no number.
 
     Source:
         Koenker, Bassett: Regression Quantiles (1978).

@@ -61,6 +61,7 @@ def smoothed_cross_entropy(
 
     Raises:
         ValueError: `label_smoothing` is outside `[0, 1]`.
+        TypeError: an option is no number.
 
     Source:
         Szegedy, Vanhoucke, Ioffe, Shlens, Wojna: Rethinking the Inception Architecture (2016), section 7.
@@ -88,6 +89,7 @@ def focal(log_prob: Tensor, *, gamma: float = 2.0) -> Tensor:
 
     Raises:
         ValueError: `gamma` is negative.
+        TypeError: an option is no number.
 
     Source:
         Lin, Goyal, Girshick, He, Dollar: Focal Loss for Dense Object Detection (2017), equation 4.
@@ -113,6 +115,7 @@ def poly1(log_prob: Tensor, *, epsilon: float = 1.0) -> Tensor:
 
     Raises:
         ValueError: `epsilon` is below -1.
+        TypeError: an option is no number.
 
     Source:
         Leng, Tan, Liu, Cubuk, Shi, Cheng, Anguelov: PolyLoss (2022), equation 6.
@@ -162,6 +165,7 @@ def asymmetric(
 
     Raises:
         ValueError: `clip` is outside `[0, 1)`, or an exponent is negative.
+        TypeError: an option is no number.
 
     Source:
         Ridnik, Ben-Baruch, Zamir, Noy, Friedman, Protter, Zelnik-Manor: Asymmetric Loss For Multi-Label
@@ -215,6 +219,7 @@ def eaft(log_prob: Tensor, entropy: Tensor, *, alpha: float = 1.0, scale: float 
 
     Raises:
         ValueError: `alpha` is negative, or `scale` is not positive.
+        TypeError: an option is no number.
 
     Source:
         Diao et al.: Entropy-Adaptive Fine-Tuning: Resolving Confident Conflicts to Mitigate Forgetting (2026).
@@ -288,6 +293,7 @@ def policy_gradient(log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, 
 
     Raises:
         ValueError: `clip` is outside `(0, 1)`.
+        TypeError: an option is no number.
 
     Source:
         Schulman, Wolski, Dhariwal, Radford, Klimov: Proximal Policy Optimization Algorithms (2017), equation 7.
@@ -346,7 +352,7 @@ class Combined:
         if self.factor is None:
             return values
         weights = self.factor(**{name: given[name] for name in self._factor_names}).to(values.dtype)
-        return weights * values.masked_fill(weights == 0, 0)  # what has no weight may be infinite
+        return of_weight(weights, values)
 
     @property
     def weighted(self) -> list[tuple[float, Term]]:
@@ -377,8 +383,13 @@ class Combined:
         return f"({inner})" if self.factor is None else f"{name_of(self.factor)} * ({inner})"
 
 
+def of_weight(weights: Tensor, values: Tensor) -> Tensor:
+    """`weights * values` of items, `(n,)` each: what has no weight may be infinite."""
+    return weights * values.masked_fill(weights == 0, 0)
+
+
 def scaled(weight: float | Tensor, values: Tensor) -> Tensor:
-    """`weight * values`, where what has no weight may be infinite; a tensor is a weight to be learnt."""
+    """`weight * values`, where values of weight 0 may be infinite; a tensor is a weight to be learnt, be it 0."""
     kept = isinstance(weight, Tensor) or weight != 0
     return weight * (values if kept else values.masked_fill(~values.isfinite(), 0))
 

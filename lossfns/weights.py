@@ -142,6 +142,7 @@ def ldam_margins(counts: ClassValues, *, max_margin: float = 0.5) -> Tensor:
 
     Raises:
         ValueError: a class has no item, or the margin is not positive.
+        TypeError: an option is no number.
 
     Source:
         Cao, Wei, Gaidon, Arechiga, Ma: Learning Imbalanced Datasets with Label-Distribution-Aware Margin Loss (2019),

@@ -384,7 +384,7 @@ def _row_hash(columns: Mapping[Any, Any]) -> Array:
 
 
 def _mixed(numbers: Array) -> Array:
-    """Return the bits of floats, uint64, each in reach of every other; 0 stays 0, and no two become one.
+    """Return the bits of 64-bit numbers, uint64, mixed so that each tells on all; 0 stays 0, and no two become one.
 
     Numbers that are alike, as 1.0 and -1.0, differ in their highest bits alone, which a product modulo 2**64 drops.
     Source: Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators (2014), mix64 variant 13.

@@ -35,6 +35,7 @@ def spans(logits: Logits, labels: Labels, *, top_n: int = 20, max_length: int = 
 
     Raises:
         ValueError: the logits are missing or of another shape, or an option is below 1.
+        TypeError: an option is no int.
 
     Source:
         Devlin, Chang, Lee, Toutanova: BERT (2019), section 4.2 and 4.3.
