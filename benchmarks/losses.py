@@ -269,12 +269,15 @@ def last_place(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def run(*, quick: bool, device: str) -> list[Row]:
+    """Each vocabulary and dtype in a process of its own: memory that others left there doubled the time of some."""
     sizes = QUICK if quick else FULL
     rows = []
     for vocabulary in sizes.vocabularies:
         for dtype in DTYPES:
             harness.progress(f"losses: {sizes.rows * sizes.length} tokens x {vocabulary:,} in {dtype}")
-            rows += measure(LOSSES, vocabulary=vocabulary, dtype=dtype, sizes=sizes, device=device)
+            rows += harness.in_a_process(
+                partial(measure, LOSSES, vocabulary=vocabulary, dtype=dtype, sizes=sizes, device=device)
+            )
     return rows
 
 
