@@ -199,7 +199,7 @@ def dft(log_prob: Tensor) -> Tensor:
         tensor([0.3466, 0.2303])
     """
     weight = log_prob.detach().exp()
-    return weight * (-log_prob).masked_fill(weight == 0, 0)  # 0 in the limit too
+    return of_weight(weight, -log_prob)  # 0 in the limit too
 
 
 def eaft(log_prob: Tensor, entropy: Tensor, *, alpha: float = 1.0, scale: float = math.log(20)) -> Tensor:
@@ -231,7 +231,7 @@ def eaft(log_prob: Tensor, entropy: Tensor, *, alpha: float = 1.0, scale: float 
     if not (number(alpha, "alpha") >= 0 and number(scale, "scale") > 0):
         raise ValueError(f"alpha must be >= 0 and scale positive, got alpha={alpha}, scale={scale}")
     weight = (entropy.detach().clamp(min=0) / scale) ** alpha
-    return weight * (-log_prob).masked_fill(weight == 0, 0)  # a label that is ruled out has infinite cross-entropy
+    return of_weight(weight, -log_prob)  # a label that is ruled out has infinite cross-entropy
 
 
 def entropy_bonus(entropy: Tensor) -> Tensor:
