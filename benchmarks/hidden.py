@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.loss.loss_utils import ForCausalLMLoss
 
 from lossfns import causal_lm_loss
-from lossfns._products import Head
+from lossfns._core.head_products import Head
 
 from . import assets, harness
 from .harness import Goal, Result, Row, Spread, Timed

@@ -1,14 +1,26 @@
 """Losses for the stock Trainer's `compute_loss_func`, and the terms and statistics they are made of."""
 
-from .auxiliary import add_losses, with_auxiliary
-from .classification import classification_loss, multi_label_loss, token_classification_loss
+from ._core.combined import Combined
+from ._core.hidden import hidden_states
+from .class_weights import (
+    balanced_class_weights,
+    balanced_pos_weight,
+    class_counts,
+    effective_number_weights,
+    ldam_margins,
+)
+from .classification import (
+    classification_loss,
+    coral_levels,
+    corn_levels,
+    multi_label_loss,
+    ordinal_loss,
+    token_classification_loss,
+)
+from .combine import add_losses, class_weighted, token_weighted, weighted_sum, with_auxiliary
 from .contrastive import batch_hard, clip_loss, info_nce_loss, semi_hard, triplet_loss
-from .dense import segmentation_loss
 from .distillation import distillation_loss, distilled, forward_kl, jensen_shannon, reverse_kl, total_variation
-from .hidden import head_token_statistics, hidden_states
-from .language import causal_lm_loss, masked_lm_loss, seq2seq_lm_loss
-from .multi_token import multi_token_loss
-from .ordinal import coral_levels, corn_levels, ordinal_loss
+from .language import causal_lm_loss, masked_lm_loss, multi_token_loss, seq2seq_lm_loss
 from .preference import (
     bradley_terry,
     cpo,
@@ -17,20 +29,19 @@ from .preference import (
     kto,
     orpo,
     paired_kto,
+    precompute_reference_log_probs,
     preference_loss,
     reward_loss,
     sequence_log_probs,
     simpo,
 )
-from .reference import precompute_reference_log_probs
+from .question_answering import question_answering_loss
 from .regression import gaussian_nll, huber, log_cosh, mae, mse, poisson_nll, quantile, regression_loss
-from .spans import question_answering_loss
+from .segmentation import segmentation_loss
 from .speech import ctc_loss
-from .statistics import token_statistics
+from .statistics import head_token_statistics, token_statistics
 from .terms import (
-    Combined,
     asymmetric,
-    class_weighted,
     cross_entropy,
     dft,
     eaft,
@@ -39,13 +50,10 @@ from .terms import (
     policy_gradient,
     poly1,
     smoothed_cross_entropy,
-    token_weighted,
     unlikelihood,
-    weighted_sum,
     z_loss,
 )
 from .training import TrainingMetrics, watch
-from .weights import balanced_class_weights, balanced_pos_weight, class_counts, effective_number_weights, ldam_margins
 
 __all__ = [
     "Combined",

@@ -12,20 +12,16 @@ from types import FunctionType
 
 from torch import Tensor
 
+from ._core.combined import Combined, class_weights, sequence_share, token_weights
+from ._core.signature import Term, parameters
 from .terms import (
-    Combined,
-    Term,
-    class_weights,
     cross_entropy,
     entropy_bonus,
     finite_log_prob,
     focal,
-    parameters,
     poly1,
     probability_missed,
-    sequence_share,
     smoothed_cross_entropy,
-    token_weights,
     z_loss,
 )
 

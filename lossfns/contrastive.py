@@ -15,13 +15,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ._autograd import autocast_off, uncompiled
-from ._options import function, items, number
-from ._rows import compute_dtype
-from .alignment import IGNORED, Labels, Outputs, Selector, check_ids, check_logits, select_logits, split_labels
-from .normalization import NumItems, divide, item_count
-from .sources import FromLogits, label_loss
-from .terms import check_options, cross_entropy
+from ._core.alignment import Labels, Outputs, Selector, select_logits, split_labels
+from ._core.autograd import autocast_off, uncompiled
+from ._core.checks import IGNORED, check_ids, check_logits, function, items, number
+from ._core.normalization import NumItems, divide, item_count
+from ._core.rows import compute_dtype
+from ._core.signature import check_options
+from ._core.sources import FromLogits
+from ._core.term_loss import label_loss
+from .terms import cross_entropy
 
 Pair = tuple[Tensor, Tensor]
 Mining = Callable[[Tensor, Tensor, Tensor, float], Tensor]  # see `batch_hard`

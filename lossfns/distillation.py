@@ -12,16 +12,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from ._autograd import uncompiled
+from ._core.alignment import Labels, Outputs, Selector, align, split_labels
+from ._core.autograd import uncompiled
+from ._core.checks import check_unit, number
+from ._core.hidden import HiddenStates
+from ._core.normalization import NumItems, item_count
+from ._core.signature import STATISTICS, Term, check_options
+from ._core.sources import open_source
+from ._core.teacher import Comparison, Divergence, open_teacher
+from ._core.term_loss import bind
 from ._linear import linear_in_term
-from ._options import number
-from ._teacher import Comparison, Divergence, open_teacher
-from ._term_loss import bind
-from .alignment import Labels, Outputs, Selector, align, split_labels
-from .hidden import HiddenStates
-from .normalization import NumItems, check_unit, item_count
-from .sources import open_source
-from .terms import STATISTICS, Term, check_options
 
 
 def forward_kl(log_p: Tensor, log_q: Tensor) -> Tensor:

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ._autograd import autocast_off, uncompiled
+from ._core.alignment import Alignment, Labels, Outputs, Selector, select_logits, split_labels
+from ._core.autograd import autocast_off, uncompiled
+from ._core.checks import IGNORED, number
+from ._core.normalization import NumItems, item_count
+from ._core.rows import Rows, compute_dtype
+from ._core.signature import Term, parameters
+from ._core.term_loss import bind
 from ._linear import linear_in_term
-from ._options import number
-from ._rows import Rows, compute_dtype
-from ._term_loss import bind
-from .alignment import IGNORED, Alignment, Labels, Outputs, Selector, select_logits, split_labels
-from .normalization import NumItems, item_count
-from .terms import Term, parameters
 
 STATISTICS = ("prediction", "target", "log_variance")
 

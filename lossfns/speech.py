@@ -8,23 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ._autograd import autocast_off, uncompiled
-from ._batch import described
-from ._options import whole
-from ._rows import compute_dtype
-from .alignment import (
-    IGNORED,
-    Labels,
-    Outputs,
-    Selector,
-    as_numbers,
-    check_ids,
-    check_range,
-    on_host,
-    select_logits,
-    split_labels,
-)
-from .normalization import NumItems, divide, item_count
+from ._core.alignment import Labels, Outputs, Selector, on_host, select_logits, split_labels
+from ._core.autograd import autocast_off, uncompiled
+from ._core.checks import IGNORED, as_numbers, check_ids, check_range, described, whole
+from ._core.normalization import NumItems, divide, item_count
+from ._core.rows import compute_dtype
 
 
 @uncompiled

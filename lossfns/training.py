@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._columns import fields_of, item_columns
-from ._notes import Notes, taking
-from .alignment import Labels, Outputs
-from .auxiliary import AddedLosses, Call, Loss, added
-from .normalization import NumItems, accumulator_dtype
-from .terms import check_options, name_of, summands
+from ._core.alignment import Labels, Outputs
+from ._core.columns import fields_of, item_columns
+from ._core.combined import summands
+from ._core.normalization import NumItems, accumulator_dtype
+from ._core.recorder import Notes, taking
+from ._core.signature import check_options, name_of
+from .combine import AddedLosses, Call, Loss, added
 
 # What the Trainer writes into the same line, and the beginnings by which reporters tell evaluations apart.
 RESERVED = ("loss", "grad_norm", "learning_rate", "epoch", "step", "num_input_tokens_seen")
@@ -51,15 +52,13 @@ class TrainingMetrics:
         Raises:
             ValueError: its loss does not fill these metrics.
         """
-        from ._callback import TrainingLog
-
         loss = trainer.compute_loss_func
         if not isinstance(loss, WatchedLoss) or loss.metrics is not self:
             raise ValueError(
                 f"nothing fills these metrics: the Trainer's compute_loss_func is {loss!r}. Give it "
                 "watch(loss, metrics, ...), with the same metrics"
             )
-        trainer.add_callback(TrainingLog(self, trainer.accelerator))
+        trainer.add_callback(_log_callback(self, trainer.accelerator))
         # First, so that the callbacks that print and report find the means in the line.
         callbacks = trainer.callback_handler.callbacks
         callbacks.insert(0, callbacks.pop())
@@ -151,6 +150,35 @@ class WatchedLoss:
     def __repr__(self) -> str:
         shown = "".join(f", {name}={column!r}" for name, column in self.columns)
         return f"watch({name_of(self.loss)}{shown})"
+
+
+def _log_callback(metrics: TrainingMetrics, accelerator: Any) -> Any:
+    """Return the callback that completes the logged lines; transformers is imported only where a Trainer exists."""
+    from transformers import TrainerCallback
+
+    class TrainingLog(TrainerCallback):
+        """Put the means of `metrics` into the lines that are logged while training.
+
+        `Trainer.log` has already appended its line to the history when it calls, so both are completed here; callbacks
+        that come later in the list find the completed line.
+        """
+
+        def __init__(self) -> None:
+            self.metrics = metrics
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            metrics.reset()
+
+        def on_log(
+            self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any
+        ) -> None:
+            # Evaluations and the last line of a training have no learning rate; every process logs the others.
+            if logs is not None and {"loss", "learning_rate"} <= logs.keys():
+                means = metrics.means(accelerator)
+                logs.update(means)
+                state.log_history[-1].update(means)
+
+    return TrainingLog()
 
 
 def watch(loss: Loss, metrics: TrainingMetrics, /, **columns: str) -> WatchedLoss:

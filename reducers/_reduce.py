@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lossfns.alignment import IGNORED, Alignment, Selector, align, check_shift, split_labels
-from lossfns.hidden import HiddenStates
-from lossfns.sources import Source, open_source
+from lossfns._core.alignment import Alignment, Selector, align, split_labels
+from lossfns._core.checks import IGNORED, check_shift
+from lossfns._core.hidden import HiddenStates
+from lossfns._core.sources import open_source
+from lossfns._core.term_loss import Source
 
 Logits = Tensor | Sequence[Any] | Mapping[str, Any]
 Labels = Tensor | Mapping[str, Tensor] | Sequence[Tensor] | None

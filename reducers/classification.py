@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lossfns._rows import compute_dtype
-from lossfns.alignment import IGNORED, Selector, select_logits
-from lossfns.hidden import HiddenStates
-from lossfns.normalization import accumulator_dtype
+from lossfns._core.alignment import Selector, select_logits
+from lossfns._core.checks import IGNORED
+from lossfns._core.hidden import HiddenStates
+from lossfns._core.normalization import accumulator_dtype
+from lossfns._core.rows import compute_dtype
 
 from ._reduce import Labels, Logits, label_ids, pair
 

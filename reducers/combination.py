@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lossfns.terms import check_options
+from lossfns._core.signature import check_options
 
 from ._reduce import Labels, Logits, Reduced, Reducer, batch_rows, check_rows
 

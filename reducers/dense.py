@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lossfns._options import function, whole
-from lossfns._rows import compute_dtype
-from lossfns.alignment import IGNORED, Selector, check_ids, check_logits, check_range, select_logits
-from lossfns.dense import interpolated
-from lossfns.hidden import HiddenStates
-from lossfns.normalization import accumulator_dtype
+from lossfns._core.alignment import Selector, select_logits
+from lossfns._core.checks import IGNORED, check_ids, check_logits, check_range, function, whole
+from lossfns._core.hidden import HiddenStates
+from lossfns._core.normalization import accumulator_dtype
+from lossfns._core.rows import compute_dtype
+from lossfns.segmentation import interpolated
 
 from ._reduce import Labels, Logits, label_ids, pair
 

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from lossfns.alignment import Selector
-from lossfns.hidden import HiddenStates
-from lossfns.preference import check_positive, pair_rows, pair_statistics, score_pairs
-from lossfns.sources import open_source
+from lossfns._core.alignment import Selector
+from lossfns._core.checks import check_positive
+from lossfns._core.hidden import HiddenStates
+from lossfns._core.sources import open_source
+from lossfns.preference import pair_rows, pair_statistics, score_pairs
 
 from ._reduce import Labels, Logits, Reducer, label_ids
 

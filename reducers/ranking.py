@@ -8,10 +8,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from lossfns._options import items, whole
-from lossfns._rows import compute_dtype
-from lossfns.alignment import IGNORED, Selector
-from lossfns.hidden import HiddenStates
+from lossfns._core.alignment import Selector
+from lossfns._core.checks import IGNORED, items, whole
+from lossfns._core.hidden import HiddenStates
+from lossfns._core.rows import compute_dtype
 
 from ._reduce import Labels, Logits, pair
 

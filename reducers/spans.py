@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lossfns._options import whole
-from lossfns._rows import compute_dtype
-from lossfns.alignment import IGNORED, check_logits
+from lossfns._core.checks import IGNORED, check_logits, whole
+from lossfns._core.rows import compute_dtype
 
 from ._reduce import Labels, Logits
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lossfns._columns import fields_of, item_columns
-from lossfns._options import wholes
-from lossfns.alignment import Selector
-from lossfns.hidden import HiddenStates
-from lossfns.normalization import accumulator_dtype
+from lossfns._core.alignment import Selector
+from lossfns._core.checks import wholes
+from lossfns._core.columns import fields_of, item_columns
+from lossfns._core.hidden import HiddenStates
+from lossfns._core.normalization import accumulator_dtype
 
 from ._reduce import Labels, Logits, pair
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from lossfns.alignment import IGNORED, split_labels
+from lossfns._core.alignment import split_labels
+from lossfns._core.checks import IGNORED
 from lossfns.testing.rules import Check, Finding, Report, Rule, judge, select
 from lossfns.testing.tasks import Batch, Extra, Task, find_task
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lossfns._options import whole
-from lossfns.alignment import IGNORED, Selector, check_ids, check_shift, scored_places, select_logits
+from lossfns._core.alignment import Selector, scored_places, select_logits
+from lossfns._core.checks import IGNORED, check_ids, check_shift, whole
 from lossfns.speech import whole_lengths
 
 from ._reduce import Labels, Logits, label_ids

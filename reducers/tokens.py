@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lossfns._options import whole
-from lossfns.alignment import IGNORED, Selector
-from lossfns.hidden import HiddenStates
+from lossfns._core.alignment import Selector
+from lossfns._core.checks import IGNORED, whole
+from lossfns._core.hidden import HiddenStates
 
 from ._reduce import Labels, Logits, pair
 

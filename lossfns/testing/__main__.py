@@ -18,7 +18,7 @@ from typing import Any
 import transformers
 
 from ..classification import classification_loss
-from ..collators import mask_first_label
+from ..collators.labels import mask_first_label
 from ..language import causal_lm_loss
 from .trainer import check_trainer
 

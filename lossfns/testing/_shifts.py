@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..alignment import IGNORED, Labels, split_labels
+from .._core.alignment import Labels, split_labels
+from .._core.checks import IGNORED
 
 FEW = 4  # labels; of so few masked tokens all may have been left as they were
 

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..alignment import IGNORED, Labels
+from .._core.alignment import Labels
+from .._core.checks import IGNORED
 from ..training import WatchedLoss
 from ._shifts import leaves, right_shift, shifts_read
 

@@ -18,8 +18,8 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from ..alignment import IGNORED
-from ..normalization import NumItems
+from .._core.checks import IGNORED
+from .._core.normalization import NumItems
 from .rules import Check, Finding, Report, Rule, judge, select
 from .tasks import Batch, Extra, Task, find_task, outputs, widen
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..terms import name_of
+from .._core.signature import name_of
 
 Array = NDArray[np.float64]
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..alignment import IGNORED
+from .._core.checks import IGNORED
 
 Extra = Callable[[Tensor], Tensor]
 

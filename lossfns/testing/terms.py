@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._core.signature import KNOWN, Term, parameters
 from ..regression import STATISTICS as REGRESSION
-from ..terms import KNOWN, Term, parameters
 from .rules import Check, Finding, Report, Rule, judge, select
 from .tasks import Extra
 

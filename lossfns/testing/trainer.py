@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from .. import regression
-from ..alignment import IGNORED
-from ..terms import STATISTICS, plain_name
+from .._core.checks import IGNORED
+from .._core.combined import plain_name
+from .._core.signature import STATISTICS
 from ..training import WatchedLoss
 from ._shifts import leaves
 from ._trainer_look import Look, by_position, look
@@ -309,10 +310,8 @@ def label_smoothing(seen: Look) -> Findings:
 
 def training_metrics(seen: Look) -> Findings:
     """What a watched loss measures is logged."""
-    from .._callback import TrainingLog
-
     loss, callbacks = seen.trainer.compute_loss_func, seen.trainer.callback_handler.callbacks
-    attached = [callback.metrics for callback in callbacks if isinstance(callback, TrainingLog)]
+    attached = [getattr(callback, "metrics", None) for callback in callbacks]
     if isinstance(loss, WatchedLoss) and all(metrics is not loss.metrics for metrics in attached):
         yield Finding("what watch(loss, metrics) measures is never logged", "metrics.attach(trainer)")
 

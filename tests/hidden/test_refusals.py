@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from lossfns import causal_lm_loss, hidden_states, token_statistics
-from lossfns.collators import keep_supervised_logits
+from lossfns.collators.labels import keep_supervised_logits
 from tests import tiny
 from tests.contract.probes import since, summed
 from tests.hidden.trained import ROWS, compare, lora

@@ -8,10 +8,10 @@ from torch import nn
 
 from benchmarks.hidden import Products
 from lossfns import _head, _products, _rows, causal_lm_loss, head_token_statistics
-from lossfns._products import Head, LinearProducts, ModuleProducts
-from lossfns.alignment import align
-from lossfns.hidden import stand_in
-from lossfns.terms import STATISTICS
+from lossfns._core.alignment import align
+from lossfns._core.head_products import Head, LinearProducts, ModuleProducts
+from lossfns._core.hidden import stand_in
+from lossfns._core.signature import STATISTICS
 from tests import oracle
 
 B, S, H, V = 2, 7, 5, 19

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lossfns import causal_lm_loss
-from lossfns.collators import keep_supervised_logits
+from lossfns.collators.labels import keep_supervised_logits
 from reducers import sample_sums
 from tests import tiny
 from tests.contract.probes import LossSpy, summed

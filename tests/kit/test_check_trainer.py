@@ -30,7 +30,8 @@ from lossfns import (
     watch,
     with_auxiliary,
 )
-from lossfns.collators import keep_supervised_logits, mask_first_label, with_decoder_inputs, with_extras
+from lossfns.collators import with_extras
+from lossfns.collators.labels import keep_supervised_logits, mask_first_label, with_decoder_inputs
 from lossfns.testing import check_trainer
 from lossfns.testing import trainer as checks
 from lossfns.testing.__main__ import main

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lossfns.terms import name_of
+from lossfns._core.signature import name_of
 from lossfns.testing import Task, check_loss, loss_rules
 
 from . import registry, tasks

@@ -25,7 +25,8 @@ from lossfns import (
     triplet_loss,
     unlikelihood,
 )
-from lossfns.collators import count_sequences, pack_spans, replace_labels, with_decoder_inputs, with_extras
+from lossfns.collators import count_sequences, with_extras
+from lossfns.collators.labels import pack_spans, replace_labels, with_decoder_inputs
 from tests import tiny
 
 N = tiny.IGNORED

@@ -149,7 +149,7 @@ def test_a_sum_of_losses_is_joined_where_it_is_the_loss_of_the_sum(name):
 
 @pytest.mark.parametrize("name", ["weights", "class weights", "dice"])
 def test_joining_what_is_not_linear_is_found(name, monkeypatch):
-    monkeypatch.setattr("lossfns.auxiliary.is_linear", lambda loss, options: True)
+    monkeypatch.setattr("lossfns.combine.is_linear", lambda loss, options: True)
     with pytest.raises((AssertionError, ValueError), match=r"not close|has none"):
         assert_equal(*sum_and_parts(*LINEAR[name][:-1])[:2])
 

@@ -440,8 +440,8 @@ def test_a_frozen_model_in_the_stock_trainer(accumulation, hidden):
 
 
 def test_a_teacher_of_many_rows_is_asked_for_some_at_a_time(monkeypatch):
-    monkeypatch.setattr("lossfns._rows.CPU_CHUNK_BYTES", 3 * 8 * 8 * tiny.VOCAB)  # three rows a chunk
-    monkeypatch.setattr("lossfns._teacher._CHUNKS_AT_ONCE", 2)
+    monkeypatch.setattr("lossfns._core.rows.CPU_CHUNK_BYTES", 3 * 8 * 8 * tiny.VOCAB)  # three rows a chunk
+    monkeypatch.setattr("lossfns._core.teacher._CHUNKS_AT_ONCE", 2)
     model, teacher = tiny.model("llama"), frozen(vocab_size=tiny.VOCAB + 5)
     batch = COLLATE(ROWS)
     labels = batch.pop("labels")

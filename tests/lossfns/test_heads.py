@@ -24,7 +24,7 @@ from lossfns import (
     regression_loss,
     token_classification_loss,
 )
-from lossfns.collators import mask_missing, replace_labels
+from lossfns.collators.labels import mask_missing, replace_labels
 from tests import tiny
 from tests.contract import probes
 

@@ -20,7 +20,7 @@ from lossfns import (
     statistics,
     token_statistics,
 )
-from lossfns._autograd import unhooked
+from lossfns._core.autograd import unhooked
 from lossfns.collators import count_pairs, stack_pairs, with_extras
 from tests import oracle
 
@@ -199,7 +199,7 @@ def test_activation_checkpointing_around_the_loss(term, reentrant, monkeypatch):
 
 def test_hooks_on_the_graph_of_a_chunk_are_found(monkeypatch):
     monkeypatch.setattr(_rows, "CPU_CHUNK_BYTES", 1)
-    monkeypatch.setattr("lossfns._term_loss.unhooked", nullcontext)
+    monkeypatch.setattr("lossfns._core.term_loss.unhooked", nullcontext)
     with pytest.raises(AssertionError, match=r"assert [3-9] == 2"):
         check_checkpointing(roundabout, False)
 

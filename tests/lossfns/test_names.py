@@ -27,8 +27,9 @@ from lossfns import (
     weighted_sum,
     with_auxiliary,
 )
+from lossfns._core.combined import sequence_averaged
+from lossfns._core.signature import check_options
 from lossfns.collators import stack_pairs, with_extras
-from lossfns.terms import check_options, sequence_averaged
 from lossfns.training import TrainingMetrics, watch
 from reducers import combine, sample_sums
 from tests import tiny

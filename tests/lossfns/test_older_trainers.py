@@ -8,15 +8,8 @@ import pytest
 import torch
 
 from lossfns import _label_dicts
-from lossfns.collators import (
-    count_pairs,
-    count_sequences,
-    mask_first_label,
-    stack_pairs,
-    teacher_inputs,
-    with_decoder_inputs,
-    with_extras,
-)
+from lossfns.collators import count_pairs, count_sequences, stack_pairs, teacher_inputs, with_extras
+from lossfns.collators.labels import mask_first_label, with_decoder_inputs
 from tests import tiny
 
 ROWS = [{"input_ids": [4, 5, 6], "labels": [4, 5, 6], "token_weights": [0.0, 0.5, 1.0]}] * 2

@@ -29,7 +29,7 @@ from lossfns import (
     simpo,
 )
 from lossfns.collators import count_pairs, stack_pairs
-from lossfns.reference import _score
+from lossfns.preference import _score
 from metrics import build, preferences
 from metrics.preference import COLUMNS
 from reducers import combine, pair_margins, preference_rewards, reward_scores
@@ -649,13 +649,13 @@ def test_the_cache_is_read(tmp_path, monkeypatch):
     cache = tmp_path / "reference.pt"
     first = referenced(cache=cache)
     scored = []
-    monkeypatch.setattr("lossfns.reference._score", lambda *given: scored.append(1) or _score(*given))
+    monkeypatch.setattr("lossfns.preference._score", lambda *given: scored.append(1) or _score(*given))
     assert torch.equal(referenced(cache=cache).log_probs, first.log_probs)
     assert len(scored) == 1  # the first batch of several: was it the same forward?
 
 
 def test_a_cache_that_cannot_be_written_is_refused_first(tmp_path, monkeypatch):
-    monkeypatch.setattr("lossfns.reference.collated", lambda *given: pytest.fail("a batch was made"))
+    monkeypatch.setattr("lossfns.preference.collated", lambda *given: pytest.fail("a batch was made"))
     with pytest.raises(ValueError, match=r"in a folder that is there: make .*nowhere first"):
         referenced(cache=tmp_path / "nowhere" / "reference.pt")
     with pytest.raises(ValueError, match="must be a file"):

@@ -7,7 +7,8 @@ import torch
 import transformers
 
 from lossfns import seq2seq_lm_loss
-from lossfns.collators import count_sequences, with_decoder_inputs, with_extras
+from lossfns.collators import count_sequences, with_extras
+from lossfns.collators.labels import with_decoder_inputs
 from tests import tiny
 from tests.lossfns.cases import CASES, N, trainer, whisper
 

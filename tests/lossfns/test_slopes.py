@@ -22,8 +22,8 @@ from lossfns import (
     weighted_sum,
     z_loss,
 )
+from lossfns._core.signature import STATISTICS, parameters
 from lossfns._slopes import _CLOSED, closed_form
-from lossfns.terms import STATISTICS, parameters
 
 COMPOSED = weighted_sum((0.5, focal), (0.5, smoothed_cross_entropy), (1e-4, z_loss))
 TERMS = {

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from lossfns import focal, question_answering_loss, token_weighted
-from lossfns.collators import pack_spans
+from lossfns.collators.labels import pack_spans
 from lossfns.terms import cross_entropy
 from tests import oracle, tiny
 from tests.contract.probes import LossSpy

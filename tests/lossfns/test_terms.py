@@ -23,8 +23,8 @@ from lossfns import (
     weighted_sum,
     z_loss,
 )
-from lossfns.statistics import Block
-from lossfns.terms import parameters
+from lossfns._core.block import Block
+from lossfns._core.signature import parameters
 from tests import oracle
 
 N = oracle.IGNORED
@@ -244,7 +244,7 @@ def test_options_out_of_range(term, given):
     ],
 )
 def test_terms_that_are_refused(monkeypatch, term, message):
-    monkeypatch.setattr("lossfns.statistics.read", None)  # before any work on the vocabulary
+    monkeypatch.setattr("lossfns._core.block.read", None)  # before any work on the vocabulary
     with pytest.raises(TypeError, match=message):
         masked_lm_loss(normal(2, 4, V).requires_grad_(), LABELS, term=term)
 

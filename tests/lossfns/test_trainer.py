@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from lossfns import causal_lm_loss, focal, masked_lm_loss, seq2seq_lm_loss, smoothed_cross_entropy, weighted_sum, z_loss
-from lossfns.collators import mask_first_label
+from lossfns.collators.labels import mask_first_label
 from tests import oracle, tiny
 from tests.contract.probes import COMPILES, skip_unless_counted
 

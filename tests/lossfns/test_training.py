@@ -30,8 +30,8 @@ from lossfns import (
     with_auxiliary,
     z_loss,
 )
-from lossfns.collators import mask_first_label
-from lossfns.statistics import Block
+from lossfns._core.block import Block
+from lossfns.collators.labels import mask_first_label
 from tests import tiny
 
 COLUMNS = {"token_accuracy": "correct", "top_5": "correct_top_5", "nll": "nll", "entropy": "entropy"}

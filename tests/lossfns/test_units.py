@@ -19,7 +19,8 @@ from lossfns import (
     simpo,
     token_weighted,
 )
-from lossfns.collators import count_pairs, count_sequences, mask_first_label, mask_sequence_starts, with_extras
+from lossfns.collators import count_pairs, count_sequences, mask_sequence_starts, with_extras
+from lossfns.collators.labels import mask_first_label
 from tests import tiny
 from tests.contract.probes import LossSpy, gradient, skip_unless_counted
 from tests.lossfns.cases import ADDITIVE, CASES, N, trainer

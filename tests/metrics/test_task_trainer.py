@@ -20,7 +20,7 @@ from sklearn.metrics import (
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from lossfns import question_answering_loss
-from lossfns.collators import pack_spans
+from lossfns.collators.labels import pack_spans
 from metrics import (
     build,
     classification,

@@ -19,7 +19,7 @@ from sklearn.metrics import (
 )
 from torchmetrics.functional.text import squad
 
-from lossfns.collators import pack_spans
+from lossfns.collators.labels import pack_spans
 from metrics import (
     bootstrap,
     build,

@@ -250,7 +250,7 @@ def test_scoring_needs_labels(name):
     ids=["ids", "only ids", "nothing", "None", "no logits", "too short", "rows", "tuple", "flat", "shift"],
 )
 def test_bad_input(reducer, change, error, message, monkeypatch):
-    monkeypatch.setattr("lossfns.statistics.read", None)
+    monkeypatch.setattr("lossfns._core.block.read", None)
     given = {"logits": normal(B, S, V), "labels": LABELS, "shift": 1} | change
     with pytest.raises(error, match=message):
         reducer(given.pop("logits"), given.pop("labels"), **given)
@@ -258,6 +258,6 @@ def test_bad_input(reducer, change, error, message, monkeypatch):
 
 @pytest.mark.parametrize("name", ["token_log_probs", "sample_sums"])
 def test_labels_out_of_range(name, monkeypatch):
-    monkeypatch.setattr("lossfns.statistics.read", None)
+    monkeypatch.setattr("lossfns._core.block.read", None)
     with pytest.raises(ValueError, match=r"label 13 is out of range: .*13 classes"):
         REDUCERS[name](normal(B, S, V), torch.full((B, S), V), shift=1)

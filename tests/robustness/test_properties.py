@@ -23,7 +23,7 @@ import lossfns
 import metrics
 import reducers
 from lossfns import _rows
-from lossfns.terms import STATISTICS
+from lossfns._core.signature import STATISTICS
 from tests import oracle
 
 IGNORED = -100

@@ -1,4 +1,4 @@
-"""Which logit belongs to which label: choosing the logits, the shift, and the labels that count."""
+"""Pair each label with the logit that predicts it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._autograd import refuse_transforms
-from ._options import function
-from ._rows import Rows
-
-IGNORED = -100  # what the Trainer does not count, whatever a loss would like to ignore
+from .autograd import refuse_transforms
+from .checks import IGNORED, check_ids, check_logits, check_range, check_shift, function
+from .rows import Rows
 
 Outputs = Tensor | Mapping[str, Any] | Sequence[Any]
 Labels = Tensor | Mapping[str, Tensor]
 Selector = Callable[[Any], Tensor]
-
 _NO_LOGITS = (
     "the model returned no logits. Options that remove them: use_liger_kernel=True (with prediction_loss_only), a "
     "fused linear cross-entropy patch, a loss inside forward; switch it off, or pass source=hidden_states(model)"
@@ -61,20 +58,6 @@ def widened(ids: Tensor) -> Tensor:
     return ids.long() if ids.dtype in (torch.uint8, torch.int8, torch.int16) else ids
 
 
-def check_ids(labels: Any) -> None:
-    """Raise TypeError unless `labels` are a tensor of integers."""
-    if not isinstance(labels, Tensor):
-        raise TypeError(f"labels must be a tensor, not {type(labels).__name__}")
-    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise TypeError(f"labels must be integer class ids, not {labels.dtype}")
-
-
-def check_shift(shift: int) -> None:
-    """Raise ValueError unless `shift` is a number of places."""
-    if isinstance(shift, bool) or not isinstance(shift, int) or shift < 0:
-        raise ValueError(f"shift must be an int >= 0 (1 causal, 0 masked or classification), not {shift!r}")
-
-
 def scored_places(labels: Tensor, shift: int) -> Tensor:
     """Where a logit predicts a label that counts, bool of the labels' shape `(..., S)`; ValueError as for `align`."""
     _check_shiftable(labels, shift)
@@ -113,22 +96,6 @@ def select_logits(
     else:
         found = _first_fitting(outputs, labels)
     return check_logits(found)
-
-
-def check_logits(logits: Any) -> Tensor:
-    """Return the logits, or raise TypeError where they are not a plain floating tensor."""
-    if not isinstance(logits, Tensor):
-        raise TypeError(f"logits must be a tensor, not {type(logits).__name__}")
-    if not logits.is_floating_point():
-        raise TypeError(
-            f"expected logits, got {logits.dtype} values of shape {tuple(logits.shape)}: these are ids "
-            "(predict_with_generate, or an argmax taken earlier); pass logits, or use the metric on the ids directly"
-        )
-    if hasattr(logits, "full_tensor"):
-        raise TypeError(
-            "logits are a DTensor; call full_tensor() on them in the model, or gather them, before the loss"
-        )
-    return logits
 
 
 def _first_fitting(outputs: Any, labels: Tensor | None) -> Tensor:
@@ -272,26 +239,3 @@ def on_host(*tensors: Tensor) -> list[Tensor]:
     flat = torch.cat([tensor.detach().flatten() for tensor in tensors]).cpu()
     parts = torch.split(flat, [tensor.numel() for tensor in tensors])
     return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
-
-
-def check_range(targets: Tensor, classes: int, ignore_index: int = IGNORED) -> None:
-    """Raise ValueError where a label is none of the classes."""
-    if not targets.numel():
-        return
-    smallest, largest = torch.stack(targets.aminmax()).tolist()
-    if smallest < 0 or largest >= classes:
-        wrong = smallest if smallest < 0 else largest
-        more = f"A class more? Say num_labels={wrong + 1} of the model, num_classes={wrong + 1} of counts. "
-        raise ValueError(
-            f"label {wrong} is out of range: there are {classes} classes, so labels must be 0 to {classes - 1}, "
-            f"or {ignore_index} where nothing is predicted. {more if wrong > 0 else ''}Another ignored id (255, pad) "
-            f"is mapped by lossfns.collators.replace_labels(collator, {{{wrong}: {ignore_index}}})"
-        )
-
-
-def as_numbers(values: Any, **kind: Any) -> Tensor | None:
-    """`torch.as_tensor(values, **kind)` on the host; None where these are no numbers, or rows of several lengths."""
-    try:
-        return torch.as_tensor(values, device="cpu", **kind)
-    except (TypeError, ValueError, RuntimeError):
-        return None

@@ -1,4 +1,4 @@
-"""A collator wrapper that stacks pairs of rows for the losses of preferences."""
+"""Collator wrappers that pair rows for the losses of preferences."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._batch import Batch, Collator, Wrapper, batch_labels, collated
-from ._label_dicts import extra_numbers, label_dict, one_each
-from .alignment import check_shift, scored_places
-from .normalization import MARKERS
+from .._core.alignment import scored_places, split_labels
+from .._core.checks import MARKERS, check_shift
+from .label_dicts import extra_numbers, label_dict, one_each
+from .wrapper import Batch, Collator, Wrapper, batch_labels, collated
 
 CHOSEN, REJECTED = "chosen", "rejected"
 
@@ -90,3 +90,52 @@ def _check_pairs(features: list[Any]) -> None:
                 f"an item of the dataset has {sorted(row)}; expected a pair, {{'{CHOSEN}': row, '{REJECTED}': row}}, "
                 "with TrainingArguments(remove_unused_columns=False)"
             )
+
+
+@dataclass(frozen=True)
+class CountPairs(Wrapper):
+    """See `count_pairs`."""
+
+    shift: int
+
+    def __call__(self, features: list[Any]) -> Batch:
+        batch = collated(self.collator, features)
+        ids, extras = split_labels(batch.get("labels"))
+        batch_labels({"labels": ids})
+        pairs, odd = divmod(ids.shape[0], 2)
+        if odd:
+            raise ValueError(
+                f"{ids.shape[0]} rows are no pairs: the first half of a batch is chosen, the other rejected"
+            )
+        targets = scored_places(ids, self.shift)
+        both = targets[:pairs].any(1) & targets[pairs:].any(1)
+        marker = torch.arange(pairs, device="cpu").repeat(2)
+        counted = one_each(torch.cat([both, torch.zeros_like(both)]))
+        return label_dict(batch, {"labels": ids, **extras, MARKERS["pairs"]: marker}, counted)
+
+
+def count_pairs(collator: Collator, *, shift: int) -> CountPairs:
+    """Let the Trainer count pairs of rows: chosen in the first half of a batch, rejected in that order in the second.
+
+    `labels` becomes a dict with a marker, and `shift_labels` holds one 0 for each pair whose rows both have a target.
+
+    Args:
+        collator: any data collator that returns integer labels `(B, S)` of an even number of rows, in a dict or not.
+        shift: 1 for causal models, 0 for all others.
+
+    Returns:
+        A picklable collator.
+
+    Raises:
+        ValueError: `shift` is no number of places; in the call: the labels are not integers `(B, S)`, or the rows are
+            odd in number.
+        ImportError: as for `with_extras`.
+
+    Example:
+        >>> collate = count_pairs(lambda rows: {"labels": torch.tensor(rows)}, shift=1)
+        >>> batch = collate([[5, 6], [5, 7], [5, 8], [5, -100]])
+        >>> batch["labels"]["pair_ids"], batch["shift_labels"]
+        (tensor([0, 1, 0, 1]), tensor([   0, -100, -100, -100]))
+    """
+    check_shift(shift)
+    return CountPairs(collator, shift)

@@ -7,12 +7,15 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ._autograd import uncompiled
+from ._core.alignment import Labels, Outputs, split_labels
+from ._core.autograd import uncompiled
+from ._core.checks import check_logits
+from ._core.normalization import NumItems
+from ._core.signature import Term
+from ._core.sources import FromLogits
+from ._core.term_loss import label_loss
 from ._linear import linear_in_term
-from .alignment import Labels, Outputs, check_logits, split_labels
-from .normalization import NumItems
-from .sources import FromLogits, label_loss
-from .terms import Term, cross_entropy
+from .terms import cross_entropy
 
 
 @linear_in_term()

@@ -10,19 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ._head import head_logits
-from ._products import Head
-from ._rows import Rows, compute_dtype, read, rows_per_chunk
-from ._soft_labels import SUM_TOLERANCE
-from .alignment import check_logits, select_logits
+from .alignment import select_logits
+from .checks import check_logits
+from .head import head_logits
+from .head_products import Head
 from .hidden import HiddenStates
 from .normalization import accumulator_dtype
+from .rows import Rows, compute_dtype, read, rows_per_chunk
+from .soft_labels import SUM_TOLERANCE
 
 Divergence = Callable[[Tensor, Tensor], Tensor]
-
 PREFIX = "teacher_"  # of the teacher's inputs in a dict of labels
 LOGITS, IDS, LOG_PROBS = "teacher_logits", "teacher_ids", "teacher_log_probs"
-
 # Rows of a teacher's head computed together, in chunks of the kernel: few products with the vocabulary, little memory.
 _CHUNKS_AT_ONCE = 10
 

@@ -13,8 +13,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ._autograd import unhooked
-from ._rows import compute_dtype, rows_per_chunk
+from .autograd import unhooked
+from .rows import compute_dtype, rows_per_chunk
 
 # On a CPU a float32 product of some rows and the head is up to a third faster transposed, the head first, where the
 # rows fill the processor's vectors; else it is many times slower. Logits of so many classes stay in cache until they

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from ._head import head_logits, head_statistics, head_term_loss, head_top_ids
-from ._products import Head
-from ._rows import Rows
-from ._term_loss import BoundTerm, bind, term_loss
-from .alignment import Selector, align, select_logits
+from .alignment import Selector, select_logits
+from .block import row_statistics, top_ids
+from .head import head_logits, head_statistics, head_term_loss, head_top_ids
+from .head_products import Head
 from .hidden import HiddenStates, stand_in
-from .normalization import MARKERS, NumItems, check_sequences, check_unit, item_count, sequence_shares, weigh
-from .statistics import row_statistics, top_ids
-from .terms import Term, sequence_averaged
+from .rows import Rows
+from .term_loss import BoundTerm, Source, term_loss
 
 
 @dataclass(frozen=True)
@@ -75,9 +73,6 @@ class FromHidden:
         return head_term_loss(self.hidden, self.head, rows, bound, count)
 
 
-Source = FromLogits | FromHidden
-
-
 def open_source(outputs: Any, labels: Tensor | None, select: Selector | None, source: HiddenStates | None) -> Source:
     """The logits among the outputs, or what `source` kept of the same forward."""
     if source is None:
@@ -88,32 +83,3 @@ def open_source(outputs: Any, labels: Tensor | None, select: Selector | None, so
         raise ValueError("select= picks logits, source= does without them: give one of the two")
     rows = labels.shape[0] if labels is not None else select_logits(outputs, None).shape[0]
     return FromHidden(*source.read(outputs, rows))
-
-
-def label_loss(
-    source: Source,
-    ids: Tensor,
-    extras: Mapping[str, Tensor],
-    num_items_in_batch: NumItems,
-    term: Term,
-    *,
-    shift: int = 0,
-    weighted: bool = False,
-    sequences: bool = False,
-    overwrite_logits: bool = False,
-) -> Tensor:
-    """What every loss of one class id an item shares: align, bind, measure, divide by items, weights or sequences."""
-    check_unit("sequences" if sequences else None, extras)
-    marker = MARKERS["sequences"]
-    if sequences:
-        ids, by_sequence = check_sequences(ids, extras[marker], shift)
-    pairs = align(source.like, ids, shift=shift, padded=source.padded)
-    own: int | Tensor = len(pairs.rows)
-    if sequences:
-        shares, own = sequence_shares(pairs.gather(by_sequence, marker), pairs.positions, pairs.shape)
-        term, extras = sequence_averaged(term), {**extras, "sequence_share": pairs.scatter(shares)}
-    count = item_count(num_items_in_batch, own, source.like.device)
-    bound = bind(term, pairs, extras, classes=source.like.shape[-1])
-    if weighted:
-        count = weigh(count, bound.weights(), len(pairs.rows))
-    return source.loss(pairs.rows, bound, count, overwrite_logits=overwrite_logits)

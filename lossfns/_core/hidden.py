@@ -3,67 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ._autograd import autocast_off, uncompiled
-from ._head import head_statistics
-from ._options import function, number
-from ._products import Head
-from .alignment import IGNORED, align, check_logits, select_logits
-from .statistics import check_fields
-
-
-@uncompiled
-def head_token_statistics(
-    hidden: Tensor,
-    head: nn.Module,
-    labels: Tensor,
-    *,
-    fields: Sequence[str] = ("log_prob",),
-    shift: int = 0,
-    ignore_index: int = IGNORED,
-    scale: float = 1.0,
-    softcap: float | None = None,
-) -> dict[str, Tensor]:
-    """`token_statistics` of the logits `softcap * tanh(scale * head(hidden) / softcap)`, which never exist together.
-
-    Differentiable in the hidden states and in the head's parameters.
-
-    Args:
-        hidden: `(B, L, H)` with `L >= S`, or `(N, H)`; floating.
-        head: a module `(n, H) -> (n, V)`, called as a module on some hundred rows at a time.
-        labels: integer `(B, S)` or `(N,)`.
-        fields: as for `token_statistics`.
-        shift: as for `token_statistics`.
-        ignore_index: as for `token_statistics`.
-        scale: factor of the head's output.
-        softcap: bound of the logits, or None.
-
-    Returns:
-        As `token_statistics`.
-
-    Raises:
-        ValueError, TypeError: as `token_statistics`.
-
-    Example:
-        >>> head = nn.Linear(2, 3, bias=False)
-        >>> found = head_token_statistics(torch.zeros(1, 2, 2), head, torch.tensor([[-100, 1]]), shift=1)
-        >>> found["log_prob"]
-        tensor([[ 0.0000, -1.0986]], grad_fn=<ViewBackward0>)
-    """
-    check_fields(fields)
-    if softcap is not None and not number(softcap, "softcap") > 0:
-        raise ValueError(f"softcap must be positive, or None where the logits are not bounded, got {softcap}")
-    opened = Head(head, classes_of(head, hidden), number(scale, "scale"), softcap)
-    pairs = align(stand_in(hidden, opened), labels, shift=shift, ignore_index=ignore_index)
-    measured = head_statistics(hidden, opened, pairs.rows, fields)
-    scored = torch.ones_like(pairs.positions, dtype=torch.bool)
-    return {name: pairs.scatter(values) for name, values in measured.items()} | {"valid": pairs.scatter(scored, False)}
+from .alignment import select_logits
+from .autograd import autocast_off
+from .checks import check_logits, function
+from .head_products import Head
 
 
 def classes_of(head: nn.Module, hidden: Tensor) -> int:

@@ -1,7 +1,4 @@
-"""Wrappers around any data collator that put into the batch what a loss, a reducer or the Trainer's count needs.
-
-Each of them raises TypeError where what it wraps is no function, and in the call where that returns no dict.
-"""
+"""Collator wrappers that change labels, or what the model computes for them."""
 
 from __future__ import annotations
 
@@ -12,26 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._batch import Batch, Collator, Wrapper, batch_labels, collated, described
-from ._label_dicts import count_pairs, count_sequences, mask_sequence_starts, misses_first_labels, with_extras
-from ._pairs import stack_pairs
-from ._teacher_inputs import teacher_inputs
-from .alignment import IGNORED, split_labels
-
-__all__ = [
-    "count_pairs",
-    "count_sequences",
-    "keep_supervised_logits",
-    "mask_first_label",
-    "mask_missing",
-    "mask_sequence_starts",
-    "pack_spans",
-    "replace_labels",
-    "stack_pairs",
-    "teacher_inputs",
-    "with_decoder_inputs",
-    "with_extras",
-]
+from .._core.alignment import split_labels
+from .._core.checks import IGNORED, described
+from .label_dicts import misses_first_labels
+from .wrapper import Batch, Collator, Wrapper, batch_labels, collated
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a loss leaves beside its value for whoever watches the call, out of the same pass over the logits."""
+"""Recorder through which a loss exposes intermediate statistics to `watch()`."""
 
 from __future__ import annotations
 

@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ._autograd import autocast_off
-from ._rows import Rows, compute_dtype
-from ._term_loss import BoundTerm, bind
-from .alignment import IGNORED, Alignment
+from .alignment import Alignment
+from .autograd import autocast_off
+from .block import row_statistics
+from .checks import IGNORED
 from .normalization import weigh
-from .statistics import row_statistics
-from .terms import Term
+from .rows import Rows, compute_dtype
+from .signature import Term
+from .term_loss import BoundTerm, bind
 
 # Half-precision labels of a thousand classes add up to 1 within this.
 SUM_TOLERANCE = 1e-2
-
 BINARY_STATISTICS = ("log_prob", "outcome")
 
 

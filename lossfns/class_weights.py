@@ -7,9 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._options import items, number, whole
-from .alignment import IGNORED, as_numbers, check_ids, check_range
-from .terms import ClassValues, class_table
+from ._core.checks import IGNORED, ClassValues, as_numbers, check_ids, check_range, class_table, items, number, whole
 
 
 def class_counts(labels: Any, *, num_classes: int) -> Tensor:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ._batch import Batch, Collator, Wrapper, collated
-from ._label_dicts import WithExtras, with_extras
-from ._options import strings
-from ._teacher import PREFIX
+from .._core.checks import strings
+from .._core.teacher import PREFIX
+from .label_dicts import WithExtras, with_extras
+from .wrapper import Batch, Collator, Wrapper, collated
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ._autograd import autocast_off, hand_over, refuse_second_order, refuse_transforms
-from ._products import ROWS_OF_A_VECTOR, Head, products
-from ._rows import Rows, compute_dtype, read, rows_per_chunk, write
-from ._term_loss import BoundTerm, OnePass, learns
+from .autograd import autocast_off, hand_over, refuse_second_order, refuse_transforms
+from .block import DISCRETE, Block, join
+from .head_products import ROWS_OF_A_VECTOR, Head, products
 from .normalization import divide
-from .statistics import DISCRETE, Block, join
+from .rows import Rows, compute_dtype, read, rows_per_chunk, write
+from .term_loss import BoundTerm, OnePass, learns
 
 # Bytes of the logits of one chunk: few beside a gradient of the head, and yet enough rows for its products. On a CPU
 # `CPU_HEAD_ROWS` are enough; more of them only where they stay in cache.

@@ -18,10 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ._batch import Batch, Collator, Wrapper, batch_labels, collated
-from ._options import strings
-from .alignment import IGNORED, as_numbers, check_shift, scored_places, split_labels
-from .normalization import MARKERS
+from .._core.alignment import scored_places, split_labels
+from .._core.checks import IGNORED, MARKERS, as_numbers, check_shift, strings
+from .wrapper import Batch, Collator, Wrapper, batch_labels, collated
 
 COUNTED_SINCE = (5, 10)
 # From then on the Trainer counts `labels[..., 1:]` of encoder-decoders too, of which the first label is predicted.
@@ -132,55 +131,6 @@ def count_sequences(collator: Collator, *, shift: int) -> CountSequences:
     """
     check_shift(shift)
     return CountSequences(collator, shift)
-
-
-@dataclass(frozen=True)
-class CountPairs(Wrapper):
-    """See `count_pairs`."""
-
-    shift: int
-
-    def __call__(self, features: list[Any]) -> Batch:
-        batch = collated(self.collator, features)
-        ids, extras = split_labels(batch.get("labels"))
-        batch_labels({"labels": ids})
-        pairs, odd = divmod(ids.shape[0], 2)
-        if odd:
-            raise ValueError(
-                f"{ids.shape[0]} rows are no pairs: the first half of a batch is chosen, the other rejected"
-            )
-        targets = scored_places(ids, self.shift)
-        both = targets[:pairs].any(1) & targets[pairs:].any(1)
-        marker = torch.arange(pairs, device="cpu").repeat(2)
-        counted = one_each(torch.cat([both, torch.zeros_like(both)]))
-        return label_dict(batch, {"labels": ids, **extras, MARKERS["pairs"]: marker}, counted)
-
-
-def count_pairs(collator: Collator, *, shift: int) -> CountPairs:
-    """Let the Trainer count pairs of rows: chosen in the first half of a batch, rejected in that order in the second.
-
-    `labels` becomes a dict with a marker, and `shift_labels` holds one 0 for each pair whose rows both have a target.
-
-    Args:
-        collator: any data collator that returns integer labels `(B, S)` of an even number of rows, in a dict or not.
-        shift: 1 for causal models, 0 for all others.
-
-    Returns:
-        A picklable collator.
-
-    Raises:
-        ValueError: `shift` is no number of places; in the call: the labels are not integers `(B, S)`, or the rows are
-            odd in number.
-        ImportError: as for `with_extras`.
-
-    Example:
-        >>> collate = count_pairs(lambda rows: {"labels": torch.tensor(rows)}, shift=1)
-        >>> batch = collate([[5, 6], [5, 7], [5, 8], [5, -100]])
-        >>> batch["labels"]["pair_ids"], batch["shift_labels"]
-        (tensor([0, 1, 0, 1]), tensor([   0, -100, -100, -100]))
-    """
-    check_shift(shift)
-    return CountPairs(collator, shift)
 
 
 @dataclass(frozen=True)

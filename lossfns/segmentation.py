@@ -9,14 +9,15 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from ._autograd import autocast_off, uncompiled
-from ._options import number
-from ._rows import Rows, compute_dtype
-from ._term_loss import BoundTerm, bind
-from .alignment import Labels, Outputs, Selector, align, select_logits, split_labels
-from .normalization import NumItems, accumulator_dtype, divide, item_count
-from .statistics import row_statistics
-from .terms import Term, cross_entropy
+from ._core.alignment import Labels, Outputs, Selector, align, select_logits, split_labels
+from ._core.autograd import autocast_off, uncompiled
+from ._core.block import row_statistics
+from ._core.checks import number
+from ._core.normalization import NumItems, accumulator_dtype, divide, item_count
+from ._core.rows import Rows, compute_dtype
+from ._core.signature import Term
+from ._core.term_loss import BoundTerm, bind
+from .terms import cross_entropy
 
 
 @uncompiled

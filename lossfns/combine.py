@@ -1,4 +1,4 @@
-"""Losses made of losses: a weighted sum of several, and a loss with a term that the model computes itself."""
+"""Combine terms into one term, and losses into one loss."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import Any
 
 from torch import Tensor
 
+from ._core.alignment import Labels, Outputs, scored_places, split_labels
+from ._core.checks import MARKERS, ClassValues, check_shift, class_table, number
+from ._core.combined import Combined, _classes, class_weights, plain_name, scaled, token_weights
+from ._core.normalization import NumItems, accumulator_dtype, item_count
+from ._core.recorder import current_notes
+from ._core.signature import Term, check_options, name_of, parameters
 from ._linear import is_linear
-from ._notes import current_notes
-from ._options import number
-from .alignment import Labels, Outputs, check_shift, scored_places, split_labels
-from .normalization import MARKERS, NumItems, accumulator_dtype, item_count
-from .terms import check_options, name_of, plain_name, scaled, weighted_sum
 
 Loss = Callable[..., Tensor]
 
@@ -239,3 +240,75 @@ def _items(labels: Labels, shift: int) -> Tensor:
             f"count_{units[0]}"
         )
     return scored_places(ids, shift).sum().to(accumulator_dtype(ids.device))
+
+
+def weighted_sum(*parts: tuple[float, Term]) -> Combined:
+    """Several terms in one pass over the logits: the sum of `weight * term`.
+
+    Args:
+        *parts: pairs of a weight and a term.
+
+    Returns:
+        A term that asks for what its parts ask for; picklable if they are.
+
+    Raises:
+        TypeError: a part is not such a pair.
+        ValueError: a weight is not finite, or parts hold weights for different numbers of classes.
+
+    Example:
+        >>> weighted_sum((1.0, cross_entropy), (1e-4, z_loss))
+        (1 * cross_entropy + 0.0001 * z_loss)
+    """
+    if not parts:
+        raise TypeError("weighted_sum needs at least one (weight, term) pair")
+    for part in parts:
+        if not (isinstance(part, tuple) and len(part) == 2 and isinstance(part[0], (int, float)) and callable(part[1])):
+            raise TypeError(f"weighted_sum takes pairs (weight, term) such as (1e-4, z_loss), got {part!r}")
+        if not math.isfinite(part[0]):
+            raise ValueError(f"a weight must be finite, got {part!r}")
+        parameters(part[1])
+    weights, terms = zip(*parts, strict=True)
+    return Combined(terms, tuple(map(float, weights)), classes=_classes(terms))
+
+
+def token_weighted(term: Term) -> Combined:
+    """The term times a weight for each token: the extra `token_weights` of a dict of labels, `(B, S)` or `(B,)`.
+
+    The sum is still divided by the number of items, so that gradient accumulation changes nothing; weights with mean 1
+    keep the size of the loss.
+
+    Args:
+        term: the term.
+
+    Returns:
+        A term that asks for `token_weights` too; picklable if `term` is.
+
+    Example:
+        >>> token_weighted(cross_entropy)(log_prob=torch.tensor([-1.0, -2.0]), token_weights=torch.tensor([1.0, 0.5]))
+        tensor([1., 1.])
+    """
+    parameters(term)
+    return Combined((term,), (1.0,), token_weights, _classes([term]))
+
+
+def class_weighted(term: Term, weights: ClassValues) -> Combined:
+    """The term times the weight of the item's class.
+
+    Args:
+        term: the term, computed from unweighted probabilities.
+        weights: one weight a class, `(C,)`: a list, an array or a tensor of any dtype on any device.
+
+    Returns:
+        A term that asks for `labels` too; picklable if `term` is.
+
+    Raises:
+        ValueError: weights are not one finite, non-negative number a class.
+
+    Example:
+        >>> weighted = class_weighted(cross_entropy, [1.0, 3.0])
+        >>> weighted(log_prob=torch.tensor([-1.0, -1.0]), labels=torch.tensor([0, 1]))
+        tensor([1., 3.])
+    """
+    parameters(term)
+    table = class_table(weights, "class weights", smallest=0.0)
+    return Combined((term,), (1.0,), partial(class_weights, table=table), _classes([term], table.numel()))

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._options import function
-from .alignment import widened
+from .._core.alignment import widened
+from .._core.checks import described, function
 
 Batch = dict[str, Any]
 Collator = Callable[[list[Any]], Batch]
@@ -56,8 +56,3 @@ def batch_labels(batch: Batch, *, dimensions: int | None = 2) -> Tensor:
         shape = "" if dimensions is None else " of shape (batch, sequence)"
         raise ValueError(f"the collator must return integer labels{shape}, got {described(labels)}")
     return widened(labels)
-
-
-def described(labels: Any) -> str:
-    """Dtype and shape of a tensor, the type of anything else."""
-    return f"{labels.dtype} of shape {tuple(labels.shape)}" if isinstance(labels, Tensor) else type(labels).__name__

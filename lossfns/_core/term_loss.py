@@ -6,19 +6,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from operator import mul
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from ._autograd import autocast_off, hand_over, refuse_second_order, refuse_transforms, unhooked
-from ._notes import Notes, current_notes
-from ._rows import Rows, compute_dtype, write
-from ._slopes import Items, Slopes, closed_form
-from .alignment import Alignment
-from .normalization import divide, share
-from .statistics import Block, blocks, check_overwritable, empty, gradient_room, join, row_statistics
-from .terms import STATISTICS, Term, factors, name_of, of_weight, parameters, plain_name, summands
+from .._slopes import Items, Slopes, closed_form
+from .alignment import Alignment, align
+from .autograd import autocast_off, hand_over, refuse_second_order, refuse_transforms, unhooked
+from .block import Block, blocks, check_overwritable, empty, gradient_room, join, row_statistics
+from .checks import MARKERS, check_unit
+from .combined import factors, of_weight, plain_name, sequence_averaged, summands
+from .normalization import NumItems, divide, item_count, share, weigh
+from .recorder import Notes, current_notes
+from .rows import Rows, compute_dtype, write
+from .signature import STATISTICS, Term, name_of, parameters
+from .units import check_sequences, sequence_shares
 
 
 @dataclass(frozen=True)
@@ -254,3 +257,56 @@ class _TermLoss(torch.autograd.Function):
         (gradient,) = ctx.saved_tensors
         ctx.spent = ctx.overwritten
         return hand_over(gradient, upstream, again=not ctx.overwritten), None, None, None, None
+
+
+class Source(Protocol):
+    """Where logits come from: a tensor of them, or hidden states and a head (see `sources`)."""
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor of the logits' shape, dtype and device; it may occupy no memory."""
+
+    @property
+    def padded(self) -> bool:
+        """Whether labels may be longer on the right by ignored ones."""
+
+    def statistics(self, rows: Rows, fields: Sequence[str]) -> dict[str, Tensor]:
+        """Return the statistics `fields` of the given rows, `(n,)` each."""
+
+    def top_ids(self, rows: Rows, k: int) -> Tensor:
+        """Return the ids of the `k` largest logits, `(n, k)` int32."""
+
+    def logits(self, rows: Rows) -> Tensor:
+        """Return the given rows of logits, `(n, V)`: a few hundred rows, not all."""
+
+    def loss(self, rows: Rows, bound: BoundTerm, count: Tensor, *, overwrite_logits: bool = False) -> Tensor:
+        """Return the sum of a term over the given rows, divided by `count`."""
+
+
+def label_loss(
+    source: Source,
+    ids: Tensor,
+    extras: Mapping[str, Tensor],
+    num_items_in_batch: NumItems,
+    term: Term,
+    *,
+    shift: int = 0,
+    weighted: bool = False,
+    sequences: bool = False,
+    overwrite_logits: bool = False,
+) -> Tensor:
+    """What every loss of one class id an item shares: align, bind, measure, divide by items, weights or sequences."""
+    check_unit("sequences" if sequences else None, extras)
+    marker = MARKERS["sequences"]
+    if sequences:
+        ids, by_sequence = check_sequences(ids, extras[marker], shift)
+    pairs = align(source.like, ids, shift=shift, padded=source.padded)
+    own: int | Tensor = len(pairs.rows)
+    if sequences:
+        shares, own = sequence_shares(pairs.gather(by_sequence, marker), pairs.positions, pairs.shape)
+        term, extras = sequence_averaged(term), {**extras, "sequence_share": pairs.scatter(shares)}
+    count = item_count(num_items_in_batch, own, source.like.device)
+    bound = bind(term, pairs, extras, classes=source.like.shape[-1])
+    if weighted:
+        count = weigh(count, bound.weights(), len(pairs.rows))
+    return source.loss(pairs.rows, bound, count, overwrite_logits=overwrite_logits)

@@ -1,4 +1,4 @@
-"""What the kernel asks of torch's machinery, each question in one function."""
+"""Wrappers around private torch APIs used by the kernel."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""The kernel, and what every loss stands on: one idea per file."""
