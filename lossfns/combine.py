@@ -256,6 +256,7 @@ def weighted_sum(*parts: tuple[float, Term]) -> Combined:
         ValueError: a weight is not finite, or parts hold weights for different numbers of classes.
 
     Example:
+        >>> from lossfns import cross_entropy, z_loss
         >>> weighted_sum((1.0, cross_entropy), (1e-4, z_loss))
         (1 * cross_entropy + 0.0001 * z_loss)
     """
@@ -284,6 +285,8 @@ def token_weighted(term: Term) -> Combined:
         A term that asks for `token_weights` too; picklable if `term` is.
 
     Example:
+        >>> import torch
+        >>> from lossfns import cross_entropy
         >>> token_weighted(cross_entropy)(log_prob=torch.tensor([-1.0, -2.0]), token_weights=torch.tensor([1.0, 0.5]))
         tensor([1., 1.])
     """
@@ -305,6 +308,8 @@ def class_weighted(term: Term, weights: ClassValues) -> Combined:
         ValueError: weights are not one finite, non-negative number a class.
 
     Example:
+        >>> import torch
+        >>> from lossfns import cross_entropy
         >>> weighted = class_weighted(cross_entropy, [1.0, 3.0])
         >>> weighted(log_prob=torch.tensor([-1.0, -1.0]), labels=torch.tensor([0, 1]))
         tensor([1., 3.])

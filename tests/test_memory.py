@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from transformers.loss.loss_utils import ForCausalLMLoss
 
 from benchmarks.memory import LiveBytes, Peak, peak_bytes, resident_peak
-from lossfns import causal_lm_loss, statistics
+from lossfns import causal_lm_loss
+from lossfns._core import block
 
 KIB = 1024
 SLACK = 256  # bytes: 0-d losses, counts and ones
@@ -271,10 +272,10 @@ def test_a_gradient_half_of_which_stays_zero_counts_in_full():
 @pytest.mark.skipif(
     any(name.startswith("MALLOC_") for name in os.environ), reason="memory that the allocator keeps or fills is not new"
 )
-@pytest.mark.parametrize(("mostly_scored", "share"), [(statistics.MOSTLY_SCORED, (0.5, 0.65)), (0.0, (1.0, 1.15))])
+@pytest.mark.parametrize(("mostly_scored", "share"), [(block.MOSTLY_SCORED, (0.5, 0.65)), (0.0, (1.0, 1.15))])
 def test_pages_of_ignored_rows_stay_untouched(monkeypatch, mostly_scored, share):
     """Of the process's memory it takes half, until someone writes there; cleared by hand it takes all."""
-    monkeypatch.setattr(statistics, "MOSTLY_SCORED", mostly_scored)
+    monkeypatch.setattr(block, "MOSTLY_SCORED", mostly_scored)
     logits = torch.zeros(HEADLINE, dtype=torch.bfloat16, requires_grad=True)
     taken = resident_peak(lambda: half_ignored_gradient(logits))
     assert share[0] <= taken / logits.nbytes <= share[1]

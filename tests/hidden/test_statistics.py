@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from benchmarks.hidden import Products
-from lossfns import _head, _products, _rows, causal_lm_loss, head_token_statistics
+from lossfns import causal_lm_loss, head_token_statistics
+from lossfns._core import head_products, rows
 from lossfns._core.alignment import align
 from lossfns._core.head_products import Head, LinearProducts, ModuleProducts
 from lossfns._core.hidden import stand_in
@@ -51,8 +52,8 @@ def head(request):
 def small_chunks(request, monkeypatch):
     """Two rows a block, three rows a chunk, four vocabulary rows a weight gradient."""
     if request.param == "many chunks":
-        monkeypatch.setattr(_rows, "CPU_CHUNK_BYTES", 2 * V * 8)
-        monkeypatch.setattr(_head, "CPU_HEAD_BYTES", 3 * V * 8)
+        monkeypatch.setattr(rows, "CPU_CHUNK_BYTES", 2 * V * 8)
+        monkeypatch.setattr(head_module, "CPU_HEAD_BYTES", 3 * V * 8)
 
 
 def hidden(dtype=torch.float64):
@@ -154,20 +155,20 @@ def test_weight_gradients_are_added_up_in_float32(monkeypatch):
     (truth,) = torch.autograd.grad(-log_prob.mean(), exact.weight)
 
     def error():
-        monkeypatch.setattr(_head, "CPU_HEAD_BYTES", V * 2)
+        monkeypatch.setattr(head_module, "CPU_HEAD_BYTES", V * 2)
         loss = causal_lm_loss({"logits": None}, labels, source=Given(h, Head(made, V)))
         (found,) = torch.autograd.grad(loss, made.weight)
         return ((found - truth).norm() / truth.norm()).item()
 
     right = error()
-    monkeypatch.setattr(_products, "compute_dtype", lambda dtype: dtype)
+    monkeypatch.setattr(head_products, "compute_dtype", lambda dtype: dtype)
     assert right < 0.005 < 4 * right < error()
 
 
 @pytest.mark.usefixtures("small_chunks")
 def test_top_ids(head):
     pairs = align(stand_in(hidden(), Head(head, V)), LABELS, shift=0)
-    found = _head.head_top_ids(hidden(), Head(head, V), pairs.rows, 4)
+    found = head.head_top_ids(hidden(), Head(head, V), pairs.rows, 4)
     rows = head(hidden())[LABELS != -100]
     assert found.tolist() == [oracle.ranking(row)[:4] for row in rows.detach()]
 
@@ -188,7 +189,7 @@ def test_no_label_gives_zeros(head):
 def test_products_with_the_vocabulary(plain, of_hidden, of_weight, products, monkeypatch):
     """Three a supervised row, and none for what is frozen or not supervised."""
     if not plain:
-        monkeypatch.setattr(_products, "_is_plain", lambda module: False)
+        monkeypatch.setattr(head_products, "_is_plain", lambda module: False)
     head = seeded(HEADS["linear"]).double().requires_grad_(of_weight)
     h = hidden().requires_grad_(of_hidden)
     with Products() as counted:
@@ -207,7 +208,7 @@ def test_a_plain_linear_needs_no_graph_and_anything_else_does():
 
 
 def work(head):
-    return _products.products(Head(head, V), hidden(), (), of_hidden=False, step=1)
+    return head_products.products(Head(head, V), hidden(), (), of_hidden=False, step=1)
 
 
 @pytest.mark.parametrize("kind", ["linear", "with a bias"])
@@ -222,7 +223,7 @@ def test_both_ways_to_multiply_agree(kind, autocast, monkeypatch):
         return [loss, *torch.autograd.grad(loss, [h, *head.parameters()])]
 
     linear = run()
-    monkeypatch.setattr(_products, "_is_plain", lambda module: False)
+    monkeypatch.setattr(head_products, "_is_plain", lambda module: False)
     torch.testing.assert_close(run(), linear, rtol=0, atol=1e-6 if autocast is None else 1e-3)
 
 
@@ -230,12 +231,12 @@ def test_both_ways_to_multiply_agree(kind, autocast, monkeypatch):
 @pytest.mark.parametrize("classes", [19, 1024, 4])
 def test_transposed_products_are_products(kind, classes, monkeypatch):
     """Of all classes at once, and of some at a time."""
-    monkeypatch.setattr(_products, "CLASSES_TRANSPOSED", classes)
+    monkeypatch.setattr(head_products, "CLASSES_TRANSPOSED", classes)
     head = seeded(HEADS[kind])
     rows, gradient = seeded(lambda: torch.randn(64, H + V)).split([H, V], dim=1)
     work = LinearProducts(Head(head, V), rows, [head.weight], of_hidden=True, step=64)
     exact, wide = seeded(HEADS[kind]).double(), rows.double()
-    assert _products._is_faster_transposed(work.logits(rows))
+    assert head_products._is_faster_transposed(work.logits(rows))
     close(work.logits(rows), exact(wide), head(rows))
     close(work.backward(gradient), gradient.double() @ exact.weight, gradient @ head.weight)
     close(work.sums[0], gradient.double().t() @ wide, gradient.t() @ rows)
@@ -250,7 +251,7 @@ def close(found, exact, usual):
 def test_what_is_transposed():
     """Nothing else: it would take many times as long."""
     asked = {(rows, dtype): torch.empty(rows, V, dtype=dtype) for rows in (1, 8, 16, 17, 128) for dtype in DTYPES}
-    found = {key for key, logits in asked.items() if _products._is_faster_transposed(logits)}
+    found = {key for key, logits in asked.items() if head_products._is_faster_transposed(logits)}
     assert found == {(16, torch.float32), (128, torch.float32)}
 
 
@@ -267,7 +268,7 @@ def test_chunks_fill_vectors_of_rows(classes, dtype, most):
     """As many rows as memory allows, in sixteens, or all rows, if they are fewer."""
     head, h = Head(nn.Identity(), classes), torch.empty(999, 1, dtype=dtype)
     rows = [align(torch.empty(count, 3), torch.zeros(count, dtype=torch.int64), shift=0).rows for count in (999, 7)]
-    assert [_head._rows_at_once(h, head, each) for each in rows] == [most, 7]
+    assert [head._rows_at_once(h, head, each) for each in rows] == [most, 7]
 
 
 def test_activation_checkpointing_around_the_loss():

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lossfns import class_weighted, cross_entropy, dense, focal, segmentation_loss
+from lossfns import class_weighted, cross_entropy, focal, segmentation, segmentation_loss
 from tests import oracle
 from tests.lossfns.cases import N, dice_by_loop
 
@@ -126,7 +126,9 @@ def test_large_logits_never_exist_together(monkeypatch):
     x, labels = batch(torch.float32, size=(64, 64), logits=(4, 4))
     sizes, saved = [], []
     interpolate = F.interpolate
-    monkeypatch.setattr(dense.F, "interpolate", lambda x, **options: sizes.append(x.shape) or interpolate(x, **options))
+    monkeypatch.setattr(
+        segmentation.F, "interpolate", lambda x, **options: sizes.append(x.shape) or interpolate(x, **options)
+    )
     leaf = x.requires_grad_()
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
         value = segmentation_loss(leaf.clone(), labels, dice=1.0)

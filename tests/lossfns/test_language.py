@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from transformers.modeling_outputs import CausalLMOutput, MoeCausalLMOutputWithPast
 
-from lossfns import causal_lm_loss, cross_entropy, masked_lm_loss, seq2seq_lm_loss, smoothed_cross_entropy, statistics
+from lossfns import causal_lm_loss, cross_entropy, masked_lm_loss, seq2seq_lm_loss, smoothed_cross_entropy
+from lossfns._core import block
 from tests import oracle
 
 N = oracle.IGNORED
@@ -35,8 +36,8 @@ def model_logits(dtype: torch.dtype = torch.float64, *, seed: int = 0) -> tuple[
 @pytest.fixture
 def rows_read(monkeypatch):
     """How many rows of logits the kernel has read so far."""
-    read, rows = statistics.read, []
-    monkeypatch.setattr(statistics, "read", lambda x, some, out: rows.append(len(some)) or read(x, some, out))
+    read, rows = block.read, []
+    monkeypatch.setattr(block, "read", lambda x, some, out: rows.append(len(some)) or read(x, some, out))
     return rows
 
 

@@ -9,17 +9,8 @@ import torch
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
-from lossfns import (
-    _autograd,
-    _rows,
-    causal_lm_loss,
-    class_counts,
-    cross_entropy,
-    kto,
-    paired_kto,
-    statistics,
-    token_statistics,
-)
+from lossfns import causal_lm_loss, class_counts, cross_entropy, kto, paired_kto, token_statistics
+from lossfns._core import autograd, block, rows
 from lossfns._core.autograd import unhooked
 from lossfns.collators import count_pairs, stack_pairs, with_extras
 from tests import oracle
@@ -72,7 +63,7 @@ def test_a_default_device_of_the_user_s(monkeypatch, overwrite, first):
     """Where the logits are is what counts: `torch.set_default_device` must not move the host's own index."""
     logits, labels = torch.randn(B, S, 1 << 13, requires_grad=True), LABELS.clamp(min=0)
     labels[:, :first] = -100
-    monkeypatch.setattr(statistics, "UNTOUCHED_BYTES", 0)
+    monkeypatch.setattr(block, "UNTOUCHED_BYTES", 0)
     causal_lm_loss(logits * 1, labels, overwrite_logits=overwrite).backward()
     expected, logits.grad = logits.grad, None
     with torch.device("meta"):
@@ -106,8 +97,8 @@ def test_a_default_device_of_the_user_s_elsewhere():
 def test_the_factor_on_a_device(shape, again):
     """Elsewhere than on a CPU, of which only the shapes can be seen here."""
     gradient = torch.zeros(shape, dtype=torch.bfloat16, device="meta")
-    with mock.patch.object(_autograd, "graph_is_kept", return_value=again):
-        found = _autograd.hand_over(gradient, torch.ones((), device="meta"), again=again)
+    with mock.patch.object(autograd, "graph_is_kept", return_value=again):
+        found = autograd.hand_over(gradient, torch.ones((), device="meta"), again=again)
     assert (found.shape, found.dtype) == (gradient.shape, gradient.dtype)
 
 
@@ -193,12 +184,12 @@ def roundabout(log_prob):
 @pytest.mark.parametrize("term", [*TERMS, roundabout], ids=["one pass", "two passes", "saved values"])
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_activation_checkpointing_around_the_loss(term, reentrant, monkeypatch):
-    monkeypatch.setattr(_rows, "CPU_CHUNK_BYTES", 1)
+    monkeypatch.setattr(rows, "CPU_CHUNK_BYTES", 1)
     check_checkpointing(term, reentrant)
 
 
 def test_hooks_on_the_graph_of_a_chunk_are_found(monkeypatch):
-    monkeypatch.setattr(_rows, "CPU_CHUNK_BYTES", 1)
+    monkeypatch.setattr(rows, "CPU_CHUNK_BYTES", 1)
     monkeypatch.setattr("lossfns._core.term_loss.unhooked", nullcontext)
     with pytest.raises(AssertionError, match=r"assert [3-9] == 2"):
         check_checkpointing(roundabout, False)
@@ -293,7 +284,7 @@ def asked_inside_backward(**options):
 
         @staticmethod
         def backward(ctx, upstream):
-            answers.append(_autograd.graph_is_kept())
+            answers.append(autograd.graph_is_kept())
             return upstream
 
     Ask.apply(torch.ones(1, requires_grad=True)).backward(**options)
@@ -326,7 +317,7 @@ def test_where_torch_cannot_tell_the_gradient_is_copied(monkeypatch):
 
 
 def test_giving_the_buffer_away_while_the_graph_is_kept_is_found(monkeypatch):
-    monkeypatch.setattr(_autograd, "graph_is_kept", lambda: False)
+    monkeypatch.setattr(autograd, "graph_is_kept", lambda: False)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         check_twice()
 

@@ -7,8 +7,7 @@ from importlib import metadata
 import pytest
 import torch
 
-from lossfns import _label_dicts
-from lossfns.collators import count_pairs, count_sequences, stack_pairs, teacher_inputs, with_extras
+from lossfns.collators import count_pairs, count_sequences, label_dicts, stack_pairs, teacher_inputs, with_extras
 from lossfns.collators.labels import mask_first_label, with_decoder_inputs
 from tests import tiny
 
@@ -40,9 +39,9 @@ def installed(monkeypatch):
 
         monkeypatch.setattr(metadata, "version", version)
 
-    _label_dicts.installed_release.cache_clear()
+    label_dicts.installed_release.cache_clear()
     yield pretend
-    _label_dicts.installed_release.cache_clear()
+    label_dicts.installed_release.cache_clear()
 
 
 @pytest.mark.parametrize("name", WRAPPERS)

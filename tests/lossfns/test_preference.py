@@ -22,8 +22,8 @@ from lossfns import (
     orpo,
     paired_kto,
     precompute_reference_log_probs,
+    preference,
     preference_loss,
-    reference,
     reward_loss,
     sequence_log_probs,
     simpo,
@@ -701,9 +701,9 @@ def test_several_may_write_a_cache_at_once(tmp_path):
     (tmp_path / "link.pt").symlink_to(tmp_path / "reference.pt")
     kept = {"made_from": "", "log_probs": torch.zeros(100, 2)}
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda _: reference._save(tmp_path / "link.pt", kept), range(40)))
+        list(pool.map(lambda _: preference._save(tmp_path / "link.pt", kept), range(40)))
     assert {path.name for path in tmp_path.iterdir()} == {"link.pt", "reference.pt"}
-    assert torch.equal(reference._load(tmp_path / "reference.pt", ""), kept["log_probs"])
+    assert torch.equal(preference._load(tmp_path / "reference.pt", ""), kept["log_probs"])
 
 
 def test_weights_that_are_learnt():

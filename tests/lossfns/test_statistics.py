@@ -5,7 +5,9 @@ from functools import partial
 import pytest
 import torch
 
-from lossfns import _rows, statistics, token_statistics
+from lossfns import token_statistics
+from lossfns._core import block
+from lossfns._core import rows as row_chunks
 from tests import oracle
 
 FIELDS = ("log_prob", "log_normalizer", "mean_logit", "entropy")
@@ -192,7 +194,7 @@ def test_nothing_to_score(shape, shift):
 
 
 def chunked(monkeypatch, rows, logits, fields=FIELDS):
-    monkeypatch.setattr(_rows, "CPU_CHUNK_BYTES", rows * 4 * logits.shape[-1])
+    monkeypatch.setattr(row_chunks, "CPU_CHUNK_BYTES", rows * 4 * logits.shape[-1])
     return with_gradient(token_statistics, logits, torch.arange(logits.shape[0]), fields)
 
 
@@ -220,9 +222,9 @@ def test_rows_that_are_not_scored_have_no_gradient(monkeypatch, dtype, scored):
     """Whether their memory comes as zeros or is cleared; `scored` of 8 rows that are taken one by one."""
     logits, labels = normal(8, 1 << 15, dtype=dtype), torch.arange(8) * 7
     labels[torch.tensor([3, 0, 6, 1, 4, 7, 2, 5])[scored:]] = N
-    monkeypatch.setattr(statistics, "UNTOUCHED_BYTES", 0)
+    monkeypatch.setattr(block, "UNTOUCHED_BYTES", 0)
     _, slope = with_gradient(token_statistics, logits, labels, ("log_prob",))
-    monkeypatch.setattr(statistics, "MOSTLY_SCORED", -1.0)
+    monkeypatch.setattr(block, "MOSTLY_SCORED", -1.0)
     _, cleared = with_gradient(token_statistics, logits, labels, ("log_prob",))
     assert torch.equal(slope, cleared)
     assert slope.any(-1).tolist() == (labels != N).tolist()
@@ -231,20 +233,18 @@ def test_rows_that_are_not_scored_have_no_gradient(monkeypatch, dtype, scored):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(3, 5), (1,), (64, 1 << 15)])
 def test_untouched_zeros_are_like_any_other(shape, dtype):
-    found = _rows.untouched_zeros(shape, dtype)
+    found = row_chunks.untouched_zeros(shape, dtype)
     assert torch.equal(found, torch.zeros(shape, dtype=dtype))
     assert found.is_contiguous()
     found += 1
     assert torch.equal(found, torch.ones(shape, dtype=dtype))
-    assert not _rows.untouched_zeros(shape, dtype).any()
+    assert not row_chunks.untouched_zeros(shape, dtype).any()
 
 
 def test_chunks_hold_at_least_one_row_and_only_scored_rows(monkeypatch):
-    read, lengths = statistics.read, []
-    monkeypatch.setattr(
-        statistics, "read", lambda logits, rows, out: lengths.append(len(rows)) or read(logits, rows, out)
-    )
-    monkeypatch.setattr(_rows, "CPU_CHUNK_BYTES", 1)
+    read, lengths = block.read, []
+    monkeypatch.setattr(block, "read", lambda logits, rows, out: lengths.append(len(rows)) or read(logits, rows, out))
+    monkeypatch.setattr(row_chunks, "CPU_CHUNK_BYTES", 1)
     token_statistics(normal(B, S, V), LABELS)
     assert lengths == [1] * int((LABELS != N).sum())
 
@@ -390,7 +390,7 @@ def test_inputs_are_left_alone():
     ],
 )
 def test_bad_input_is_refused_before_any_work(monkeypatch, change, error, message):
-    monkeypatch.setattr(statistics, "read", None)
+    monkeypatch.setattr(block, "read", None)
     given = {"logits": torch.zeros(2, 3, 5), "labels": torch.zeros(2, 3, dtype=torch.long)} | change
     with pytest.raises(error, match=message):
         token_statistics(**given)

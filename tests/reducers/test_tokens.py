@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from lossfns import _rows
+from lossfns._core import rows
 from reducers import argmax, sample_sums, token_log_probs, top_k
 from tests import oracle
 
@@ -40,7 +40,7 @@ def best(logits: torch.Tensor, shape: tuple[int, ...], shift: int, k: int) -> li
 @pytest.mark.parametrize("shift", [0, 1, 2])
 @pytest.mark.parametrize("make", [normal, tied])
 def test_the_best_ids_stand_at_the_labels_they_predict(make, shift, dtype, monkeypatch):
-    monkeypatch.setattr(_rows, "CPU_CHUNK_BYTES", 4 * 4 * V)
+    monkeypatch.setattr(rows, "CPU_CHUNK_BYTES", 4 * 4 * V)
     logits = make(B, S, V).to(dtype)
     for labels in (LABELS, None):
         one, three = argmax(logits, labels, shift=shift), top_k(logits, labels, k=3, shift=shift)

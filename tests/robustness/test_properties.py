@@ -22,7 +22,7 @@ from sklearn import metrics as sklearn_metrics
 import lossfns
 import metrics
 import reducers
-from lossfns import _rows
+from lossfns._core import rows
 from lossfns._core.signature import STATISTICS
 from tests import oracle
 
@@ -30,7 +30,7 @@ IGNORED = -100
 FIELDS = (*STATISTICS, "rank", "top_id")
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
-CHUNK_BYTES = (1, 64, 200, _rows.CPU_CHUNK_BYTES)  # one row at a time, a few, all
+CHUNK_BYTES = (1, 64, 200, rows.CPU_CHUNK_BYTES)  # one row at a time, a few, all
 WIDE = 9000  # rows that are copied one by one
 LAYOUTS = ("contiguous", "batch second", "classes first", "sliced")
 
@@ -81,7 +81,7 @@ class Case(NamedTuple):
 
     def walked(self) -> Any:
         """A context in which chunks have the size of this case."""
-        return mock.patch.object(_rows, "CPU_CHUNK_BYTES", self.chunk_bytes)
+        return mock.patch.object(rows, "CPU_CHUNK_BYTES", self.chunk_bytes)
 
     @property
     def rounding(self) -> float:
@@ -190,12 +190,12 @@ def walked_in_pieces(case: tuple[list[bool], int]) -> None:
     """No row is lost or met twice; a gap within a piece stands in its first quarter only, or in a short piece."""
     scored, step = case
     index = torch.tensor(scored).nonzero().flatten()
-    pieces = [*_rows.Rows(index, index, None).chunks(step, in_runs=True)]
+    pieces = [*rows.Rows(index, index, None).chunks(step, in_runs=True)]
     assert torch.cat([index[:0], *(piece.index for piece in pieces)]).equal(index)
     for piece in pieces:
         starts = (piece.index.diff() != 1).nonzero().flatten() + 1
         assert 0 < len(piece) <= step
-        assert not any(start >= max(step // _rows.RUNS_A_CHUNK, 1) for start in starts.tolist())
+        assert not any(start >= max(step // rows.RUNS_A_CHUNK, 1) for start in starts.tolist())
 
 
 def test_rows_in_pieces():
