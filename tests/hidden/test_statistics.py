@@ -8,6 +8,7 @@ from torch import nn
 
 from benchmarks.hidden import Products
 from lossfns import causal_lm_loss, head_token_statistics
+from lossfns._core import head as head_module
 from lossfns._core import head_products, rows
 from lossfns._core.alignment import align
 from lossfns._core.head_products import Head, LinearProducts, ModuleProducts
@@ -168,7 +169,7 @@ def test_weight_gradients_are_added_up_in_float32(monkeypatch):
 @pytest.mark.usefixtures("small_chunks")
 def test_top_ids(head):
     pairs = align(stand_in(hidden(), Head(head, V)), LABELS, shift=0)
-    found = head.head_top_ids(hidden(), Head(head, V), pairs.rows, 4)
+    found = head_module.head_top_ids(hidden(), Head(head, V), pairs.rows, 4)
     rows = head(hidden())[LABELS != -100]
     assert found.tolist() == [oracle.ranking(row)[:4] for row in rows.detach()]
 
@@ -268,7 +269,7 @@ def test_chunks_fill_vectors_of_rows(classes, dtype, most):
     """As many rows as memory allows, in sixteens, or all rows, if they are fewer."""
     head, h = Head(nn.Identity(), classes), torch.empty(999, 1, dtype=dtype)
     rows = [align(torch.empty(count, 3), torch.zeros(count, dtype=torch.int64), shift=0).rows for count in (999, 7)]
-    assert [head._rows_at_once(h, head, each) for each in rows] == [most, 7]
+    assert [head_module._rows_at_once(h, head, each) for each in rows] == [most, 7]
 
 
 def test_activation_checkpointing_around_the_loss():
