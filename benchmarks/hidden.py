@@ -311,11 +311,11 @@ def growth(loss: Loss, batch: Batch) -> Row:
 
 
 def errors(batch: Batch, truth: Truth, value: float) -> Row:
-    true_value, of_hidden, of_weight = truth
+    true_value, of_hidden, apply_weights = truth
     return {
         "value_error": abs(value - true_value) / true_value,
         "hidden_error": relative(batch.hidden.grad, of_hidden),
-        "weight_error": relative(batch.head.weight.grad, of_weight),
+        "weight_error": relative(batch.head.weight.grad, apply_weights),
     }
 
 

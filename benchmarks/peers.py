@@ -134,7 +134,7 @@ def some_hidden_states(vocabulary: int, tokens: int, device: str) -> Input:
     batch = hidden.make_batch(tokens, HIDDEN, torch.bfloat16, ignored=0.0, device=device, vocabulary=vocabulary)
 
     def errors(of: Sequence[Loss]) -> dict[str, Row]:
-        value, of_hidden, of_weight = hidden.true_gradients(batch)
+        value, of_hidden, apply_weights = hidden.true_gradients(batch)
         found = {}
         for loss in of:
             computed = loss.call(batch.forget())
@@ -142,7 +142,7 @@ def some_hidden_states(vocabulary: int, tokens: int, device: str) -> Input:
             found[loss.name] = {
                 "value_error": abs(float(computed.detach()) - value) / value,
                 "gradient_error": hidden.relative(batch.hidden.grad, of_hidden),
-                "weight_error": hidden.relative(batch.head.weight.grad, of_weight),
+                "weight_error": hidden.relative(batch.head.weight.grad, apply_weights),
             }
         return found
 

@@ -17,9 +17,9 @@ from .classification import (
     ordinal_loss,
     token_classification_loss,
 )
-from .combine import add_losses, class_weighted, token_weighted, weighted_sum, with_auxiliary
+from .combine import add_losses, class_weighted, token_weighted, weighted_sum, with_aux_loss
 from .contrastive import batch_hard, clip_loss, info_nce_loss, semi_hard, triplet_loss
-from .distillation import distillation_loss, distilled, forward_kl, jensen_shannon, reverse_kl, total_variation
+from .distillation import distillation_loss, forward_kl, jensen_shannon, reverse_kl, teacher_divergence, total_variation
 from .language import causal_lm_loss, masked_lm_loss, multi_token_loss, seq2seq_lm_loss
 from .preference import (
     bradley_terry,
@@ -76,7 +76,6 @@ __all__ = [
     "ctc_loss",
     "dft",
     "distillation_loss",
-    "distilled",
     "dpo",
     "eaft",
     "effective_number_weights",
@@ -117,6 +116,7 @@ __all__ = [
     "sequence_log_probs",
     "simpo",
     "smoothed_cross_entropy",
+    "teacher_divergence",
     "token_classification_loss",
     "token_statistics",
     "token_weighted",
@@ -125,6 +125,6 @@ __all__ = [
     "unlikelihood",
     "watch",
     "weighted_sum",
-    "with_auxiliary",
+    "with_aux_loss",
     "z_loss",
 ]

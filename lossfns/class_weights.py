@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._core.checks import IGNORED, ClassValues, as_numbers, check_ids, check_range, class_table, items, number, whole
+from ._core.checks import IGNORED, ClassValues, as_list, as_numbers, check_ids, check_range, class_table, integer
 
 
 def class_counts(labels: Any, *, num_classes: int) -> Tensor:
@@ -29,7 +29,7 @@ def class_counts(labels: Any, *, num_classes: int) -> Tensor:
         >>> class_counts([[0, 2, -100], [2]], num_classes=3)
         tensor([1., 0., 2.], dtype=torch.float64)
     """
-    classes, ids = whole(num_classes, "num_classes"), _flat(labels)
+    classes, ids = integer(num_classes, "num_classes"), _flat(labels)
     check_ids(ids)
     ids = ids.long()
     ids = ids[ids != IGNORED]
@@ -87,7 +87,7 @@ def effective_number_weights(labels: Any, *, num_classes: int, beta: float = 0.9
         >>> effective_number_weights([0, 0, 0, 1], num_classes=2, beta=0.5)
         tensor([0.8421, 1.4737], dtype=torch.float64)
     """
-    if not 0.0 <= number(beta, "beta") < 1.0:
+    if not 0.0 <= beta < 1.0:
         raise ValueError(f"beta must be in [0, 1), got {beta}")
     counts = _present(labels, num_classes)
     return _mean_one((1 - beta) / (1 - beta**counts), counts)
@@ -116,8 +116,8 @@ def balanced_pos_weight(labels: Any, *, num_classes: int) -> Tensor:
         >>> balanced_pos_weight([[1, 0], [0, 1], [0, -100]], num_classes=2)
         tensor([2., 1.], dtype=torch.float64)
     """
-    whole(num_classes, "num_classes")
-    rows = [_numbers(row, dtype=torch.float64) for row in items(labels, "labels")]
+    integer(num_classes, "num_classes")
+    rows = [_numbers(row, dtype=torch.float64) for row in as_list(labels, "labels")]
     known = torch.tensor([0.0, 1.0, IGNORED], dtype=torch.float64, device="cpu")
     if not all(row.shape == (num_classes,) and bool(torch.isin(row, known).all()) for row in rows):
         raise ValueError(f"labels must be 1, 0 or {IGNORED}, {num_classes} a sample, shape (N, {num_classes})")
@@ -150,7 +150,7 @@ def ldam_margins(counts: ClassValues, *, max_margin: float = 0.5) -> Tensor:
         >>> ldam_margins([16, 1])
         tensor([0.2500, 0.5000], dtype=torch.float64)
     """
-    if not number(max_margin, "max_margin") > 0:
+    if not max_margin > 0:
         raise ValueError(f"max_margin must be positive, got {max_margin}")
     table = class_table(counts, "counts", smallest=0.0)
     _refuse_absent(table, "have no label")
@@ -161,7 +161,7 @@ def _flat(labels: Any) -> Tensor:
     """Labels in any container as one 1-D tensor on the host; rows of a sequence may differ in length."""
     if hasattr(labels, "__array__"):
         return _numbers(labels).flatten()
-    rows = items(labels, "labels")
+    rows = as_list(labels, "labels")
     if rows and not _numbers(rows[0]).ndim:
         return _numbers(rows)
     parts = [_numbers(row).flatten() for row in rows if len(row)]

@@ -11,15 +11,22 @@ import torch
 from torch import Tensor
 
 from ._core.alignment import Labels, Outputs, Selector, align, select_logits, split_labels
-from ._core.autograd import uncompiled
-from ._core.checks import IGNORED, ClassValues, check_ids, check_range, check_smoothing, class_table
-from ._core.normalization import NumItems, by_weights, item_count
+from ._core.autograd import disable_compile
+from ._core.checks import (
+    IGNORED,
+    ClassValues,
+    check_ids,
+    check_normalize,
+    check_range,
+    check_smoothing,
+    class_table,
+)
+from ._core.normalization import NumItems, item_count
 from ._core.rows import compute_dtype
 from ._core.signature import Term, check_options, name_of
 from ._core.soft_labels import binary_loss, certain_rows, soft_loss, soft_rows
 from ._core.sources import FromLogits
 from ._core.term_loss import label_loss
-from ._linear import linear_in_term
 from .combine import class_weighted
 from .terms import cross_entropy, smoothed_cross_entropy
 
@@ -27,7 +34,6 @@ Normalize = Literal["items", "weights"]
 NormalizeTokens = Literal["tokens", "weights"]
 
 
-@linear_in_term(label_smoothing=(0.0,), normalize=("items",))
 def classification_loss(
     outputs: Outputs,
     labels: Labels,
@@ -91,7 +97,6 @@ def classification_loss(
     return _class_loss(outputs, labels, num_items_in_batch, 1, *options)
 
 
-@linear_in_term(label_smoothing=(0.0,), normalize=("tokens",))
 def token_classification_loss(
     outputs: Outputs,
     labels: Labels,
@@ -118,7 +123,7 @@ def token_classification_loss(
     return _class_loss(outputs, labels, num_items_in_batch, 2, *options)
 
 
-@uncompiled
+@disable_compile
 def _class_loss(
     outputs: Outputs,
     labels: Labels,
@@ -141,16 +146,17 @@ def _class_loss(
     logits = _adjusted(logits, logit_adjustment)
     if margins is not None:
         logits = _lowered(logits, None if soft else ids, margins)
-    weighted = by_weights(normalize, "items" if dimensions == 1 else "tokens")
+    units = ["items" if dimensions == 1 else "tokens"]
     together = label_smoothing != 0.0 and class_weights is not None
     term = _with_options(term, class_weights, label_smoothing)
     if not soft and not together:
-        return label_loss(FromLogits(logits), ids, extras, num_items_in_batch, term, weighted=weighted)
+        return label_loss(FromLogits(logits), ids, extras, num_items_in_batch, term, normalize=normalize, units=units)
+    check_normalize(normalize, units, extras)
     rows = soft_rows(ids) if soft else certain_rows(align(logits, ids, shift=0), ids, logits.shape[-1])
     size = logits.shape[-1] if soft else 1  # of what the Trainer counts for one item
     count = item_count(num_items_in_batch, len(rows.rows) * size, logits.device) / size
     smoothing = label_smoothing if together else 0.0
-    return soft_loss(logits, rows, extras, count, term, label_smoothing=smoothing, weighted=weighted)
+    return soft_loss(logits, rows, extras, count, term, label_smoothing=smoothing, weighted=normalize == "weights")
 
 
 def _with_options(term: Term, class_weights: ClassValues | None, label_smoothing: float) -> Term:
@@ -197,12 +203,11 @@ def _lowered(logits: Tensor, ids: Tensor | None, margins: ClassValues) -> Tensor
     table = _by_class(margins, "margins", logits)
     rows = align(logits, ids, shift=0).rows
     x = logits.to(compute_dtype(logits.dtype)).flatten(0, -2)
-    taken_off = table.to(x.device, x.dtype, non_blocking=True)[rows.classes]
-    return x.index_put((rows.on_device, rows.classes), -taken_off, accumulate=True).view(logits.shape)
+    taken_off = table.to(x.device, x.dtype, non_blocking=True)[rows.labels]
+    return x.index_put((rows.on_device, rows.labels), -taken_off, accumulate=True).view(logits.shape)
 
 
-@linear_in_term()
-@uncompiled
+@disable_compile
 def multi_label_loss(
     outputs: Outputs,
     labels: Labels,
@@ -310,8 +315,7 @@ def corn_levels(labels: Tensor, thresholds: int) -> Tensor:
     return coral_levels(labels, thresholds).masked_fill(labels[:, None] < levels, IGNORED)
 
 
-@linear_in_term()
-@uncompiled
+@disable_compile
 def ordinal_loss(
     outputs: Outputs,
     labels: Labels,

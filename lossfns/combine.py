@@ -4,246 +4,24 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from torch import Tensor
 
 from ._core.alignment import Labels, Outputs, scored_places, split_labels
-from ._core.checks import MARKERS, ClassValues, check_shift, class_table, number
-from ._core.combined import Combined, _classes, class_weights, plain_name, scaled, token_weights
+from ._core.checks import MARKERS, ClassValues, check_shift, class_table
+from ._core.combined import Combined, class_weights, common_classes, function_name, scaled, token_weights
 from ._core.normalization import NumItems, accumulator_dtype, item_count
-from ._core.recorder import current_notes
+from ._core.recorder import ACTIVE
 from ._core.signature import Term, check_options, name_of, parameters
-from ._linear import is_linear
 
 Loss = Callable[..., Tensor]
 
 
-@dataclass(frozen=True)
-class Call:
-    """One loss to call: the names of the parts that it computes, and its weight in the sum."""
-
-    names: tuple[str, ...]
-    weight: float
-    loss: Loss
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class AddedLosses:
-    """A weighted sum of losses, itself a loss. Built by `add_losses`.
-
-    Attributes:
-        parts: name, weight and loss of each.
-        calls: what is called: parts that differ in their terms alone are one.
-    """
-
-    parts: tuple[tuple[str, float, Loss], ...]
-    calls: tuple[Call, ...]
-
-    def __call__(self, outputs: Outputs, labels: Labels, num_items_in_batch: NumItems = None) -> Tensor:
-        return added(self.calls, [call.loss(outputs, labels, num_items_in_batch) for call in self.calls])
-
-    def __repr__(self) -> str:
-        return f"add_losses({', '.join(f'{name}={weight:g} * {name_of(loss)}' for name, weight, loss in self.parts)})"
-
-
-def add_losses(parts: Mapping[str, tuple[float, Loss]]) -> AddedLosses:
-    """The weighted sum of several losses of one batch.
-
-    Parts that are the same loss of this package with the same options but for `term` are one pass over the logits,
-    whatever their number: `partial(distillation_loss, term=cross_entropy)` beside `distillation_loss`. Others, and
-    those whose sum is not the loss of the summed terms (`normalize="weights"`, `label_smoothing` of classes,
-    several heads, pixels), are computed one after the other, each with a gradient of the logits of its own.
-
-    Args:
-        parts: `{name: (weight, loss)}`, each loss a function `(outputs, labels, num_items_in_batch)`.
-
-    Returns:
-        A loss; picklable if its parts are.
-
-    Raises:
-        TypeError: a part is not such a pair, or a loss has no such option.
-        ValueError: a weight is not finite; a part other than the last that reads the logits has
-            `overwrite_logits=True`.
-
-    Example:
-        >>> from lossfns import causal_lm_loss, focal
-        >>> add_losses({"ce": (0.5, causal_lm_loss), "focal": (0.5, partial(causal_lm_loss, term=focal))})
-        add_losses(ce=0.5 * causal_lm_loss, focal=0.5 * causal_lm_loss(term=focal))
-    """
-    if not isinstance(parts, Mapping) or not parts:
-        raise TypeError('add_losses needs at least one part, as in add_losses({"ce": (1.0, causal_lm_loss)})')
-    for name, part in parts.items():
-        if not (isinstance(part, tuple) and len(part) == 2 and isinstance(part[0], (int, float)) and callable(part[1])):
-            raise TypeError(f"part '{name}' must be (weight, loss), as in (0.5, causal_lm_loss), got {part!r}")
-        if not math.isfinite(part[0]):
-            raise ValueError(f"the weight of part '{name}' must be finite, got {part[0]}")
-        check_options(part[1], f"the loss of part '{name}'")
-    calls = _merged([Call((name,), float(weight), loss) for name, (weight, loss) in parts.items()])
-    for call in calls[:-1]:
-        if _options(call.loss).get("overwrite_logits"):
-            raise ValueError(
-                f"{name_of(call.loss)} has overwrite_logits=True, but another part reads the logits after it: they "
-                "would be gone. Only the last part may overwrite them"
-            )
-    return AddedLosses(tuple((name, float(weight), loss) for name, (weight, loss) in parts.items()), tuple(calls))
-
-
-def added(calls: Sequence[Call], values: Sequence[Tensor]) -> Tensor:
-    """The weighted sum of what the calls gave, a tensor of its own."""
-    total = scaled(calls[0].weight, values[0])
-    for call, value in zip(calls[1:], values[1:], strict=True):
-        total = total + scaled(call.weight, value)
-    return total
-
-
-def _merged(parts: list[Call]) -> list[Call]:
-    """Join the parts that differ in their terms alone, at the place of the last of them."""
-    groups: list[list[Call]] = []
-    for part in parts:
-        same = next((group for group in groups if _alike(group[0].loss, part.loss)), None)
-        if same is not None:
-            groups.remove(same)
-        groups.append([*(same or []), part])
-    return [group[0] if len(group) == 1 else _joined(group) for group in groups]
-
-
-def _joined(group: list[Call]) -> Call:
-    loss = group[0].loss
-    term = weighted_sum(*((part.weight, _options(part.loss)["term"]) for part in group))
-    names = tuple(name for part in group for name in part.names)
-    return Call(names, 1.0, partial(_function(loss), **{**_options(loss), "term": term}))
-
-
-def _alike(left: Loss, right: Loss) -> bool:
-    """Are these one loss with the same options but for the term?"""
-    own, other = _options(left), _options(right)
-    if _function(left) is not _function(right) or own.keys() != other.keys():
-        return False
-    same = all(name == "term" or _same(own[name], other[name]) for name in own)
-    return same and is_linear(_function(left), own)
-
-
-def _same(left: Any, right: Any) -> bool:
-    return left is right or (isinstance(left, (int, float, str)) and type(left) is type(right) and left == right)
-
-
-def _function(loss: Loss) -> Loss:
-    return loss.func if isinstance(loss, partial) and not loss.args else loss
-
-
-def _options(loss: Loss) -> dict[str, Any]:
-    """The options of a loss and what they are bound to, or their defaults."""
-    found = inspect.signature(loss).parameters.values()
-    return {option.name: option.default for option in found if option.kind is option.KEYWORD_ONLY}
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class WithAuxiliary:
-    """A loss and a term of the model's own, itself a loss. Built by `with_auxiliary`."""
-
-    loss: Loss
-    field: str
-    weight: float
-    shift: int
-
-    def __call__(self, outputs: Outputs, labels: Labels, num_items_in_batch: NumItems = None) -> Tensor:
-        own = self._own(outputs)
-        items = _items(labels, self.shift)
-        loss = self.loss(outputs, labels, num_items_in_batch)
-        own = items / item_count(num_items_in_batch, items, own.device) * own
-        notes = current_notes()
-        if notes is not None:
-            parts = notes.parts or [(plain_name(self.loss), loss.detach())]
-            notes.parts = [*parts, (self.field, own.detach())]
-        return loss + scaled(self.weight, own).to(loss.dtype)
-
-    def _own(self, outputs: Outputs) -> Tensor:
-        own = outputs.get(self.field) if isinstance(outputs, Mapping) else None
-        if not isinstance(own, Tensor):
-            among = sorted(outputs) if isinstance(outputs, Mapping) else type(outputs).__name__
-            raise ValueError(
-                f"the model returned no '{self.field}' (outputs: {among}). A mixture of experts computes its aux_loss "
-                "only with model.config.output_router_logits = True"
-            )
-        return own.mean()  # one a device under DataParallel
-
-    def __repr__(self) -> str:
-        return f"with_auxiliary({name_of(self.loss)}, {self.field!r}, {self.weight:g})"
-
-
-def with_auxiliary(loss: Loss, field: str, weight: float, *, shift: int | None = None) -> WithAuxiliary:
-    """Add a term that the model computes itself: the balance of a mixture of experts, a router's z-loss, a depth head.
-
-    The Trainer takes the labels away, so that the model adds no such term to its loss. It is a mean over a micro-batch;
-    weighted by the share of the window's items that stand in it, it keeps its coefficient whatever the accumulation
-    steps and processes.
-
-    Args:
-        loss: any loss that divides by the Trainer's count of labels.
-        field: name of the term among the model's outputs, `aux_loss` for the routers of transformers.
-        weight: its coefficient, `model.config.router_aux_loss_coef` for those.
-        shift: 1 where the loss is causal, 0 elsewhere: which labels of a row count. None takes the loss's own `shift`.
-
-    Returns:
-        A loss; picklable if `loss` is.
-
-    Raises:
-        TypeError: the loss has no such option, or an argument is of another type.
-        ValueError: the weight is not finite, or neither a shift is given nor has the loss one; in the call: the outputs
-            have no such term, or the labels have no positions to shift.
-
-    Example:
-        >>> import torch
-        >>> from lossfns import causal_lm_loss
-        >>> loss = with_auxiliary(causal_lm_loss, "aux_loss", 0.5)
-        >>> loss({"logits": torch.zeros(1, 2, 4), "aux_loss": torch.tensor(2.0)}, torch.tensor([[1, 2]]))
-        tensor(2.3863)
-    """
-    check_options(loss, "loss")
-    if not isinstance(field, str):
-        raise TypeError(f"field must be the name of an output, got {field!r}")
-    if not math.isfinite(number(weight, "weight")):
-        raise ValueError(f"weight must be finite, got {weight}")
-    if shift is None:
-        shift = _shift_of(loss)
-    if shift is None:
-        raise ValueError(
-            f"{name_of(loss)} has no shift that tells which labels the Trainer counts: say with_auxiliary(..., "
-            "shift=0), or shift=1 where the loss is causal"
-        )
-    check_shift(shift)
-    return WithAuxiliary(loss, field, weight, shift)
-
-
-def _shift_of(loss: Loss) -> int | None:
-    """The shift that a loss says it has, or all the parts of a sum have."""
-    if isinstance(loss, AddedLosses):
-        found = {_shift_of(part) for _, _, part in loss.parts}
-        return found.pop() if len(found) == 1 else None
-    if isinstance(loss, WithAuxiliary):
-        return loss.shift
-    own = inspect.signature(loss).parameters.get("shift")
-    return None if own is None or own.default is own.empty else own.default
-
-
-def _items(labels: Labels, shift: int) -> Tensor:
-    """How many labels of this call the Trainer counted, 0-d, float64 where the device has it."""
-    ids, extras = split_labels(labels)
-    units = [counted for counted, marker in MARKERS.items() if marker in extras]
-    if units:
-        raise ValueError(
-            f"with_auxiliary weights its term by labels, but the collator lets the Trainer count {units[0]}: drop "
-            f"count_{units[0]}"
-        )
-    return scored_places(ids, shift).sum().to(accumulator_dtype(ids.device))
-
-
 def weighted_sum(*parts: tuple[float, Term]) -> Combined:
-    """Several terms in one pass over the logits: the sum of `weight * term`.
+    """Return the sum of `weight * term` as one term: one pass over the logits for any number of terms.
 
     Args:
         *parts: pairs of a weight and a term.
@@ -261,7 +39,7 @@ def weighted_sum(*parts: tuple[float, Term]) -> Combined:
         (1 * cross_entropy + 0.0001 * z_loss)
     """
     if not parts:
-        raise TypeError("weighted_sum needs at least one (weight, term) pair")
+        raise TypeError("weighted_sum needs at least one pair (weight, term)")
     for part in parts:
         if not (isinstance(part, tuple) and len(part) == 2 and isinstance(part[0], (int, float)) and callable(part[1])):
             raise TypeError(f"weighted_sum takes pairs (weight, term) such as (1e-4, z_loss), got {part!r}")
@@ -269,20 +47,20 @@ def weighted_sum(*parts: tuple[float, Term]) -> Combined:
             raise ValueError(f"a weight must be finite, got {part!r}")
         parameters(part[1])
     weights, terms = zip(*parts, strict=True)
-    return Combined(terms, tuple(map(float, weights)), classes=_classes(terms))
+    return Combined(terms, tuple(map(float, weights)), classes=common_classes(terms))
 
 
 def token_weighted(term: Term) -> Combined:
-    """The term times a weight for each token: the extra `token_weights` of a dict of labels, `(B, S)` or `(B,)`.
+    """Return the term times a weight per token: the extra `token_weights` of a dict of labels, `(B, S)` or `(B,)`.
 
-    The sum is still divided by the number of items, so that gradient accumulation changes nothing; weights with mean 1
-    keep the size of the loss.
+    The loss is still divided by the number of tokens, so that it does not depend on gradient accumulation; weights with
+    a mean of 1 keep its size.
 
     Args:
         term: the term.
 
     Returns:
-        A term that asks for `token_weights` too; picklable if `term` is.
+        A term that also asks for `token_weights`; picklable if `term` is.
 
     Example:
         >>> import torch
@@ -291,21 +69,21 @@ def token_weighted(term: Term) -> Combined:
         tensor([1., 1.])
     """
     parameters(term)
-    return Combined((term,), (1.0,), token_weights, _classes([term]))
+    return Combined((term,), (1.0,), token_weights, common_classes([term]))
 
 
 def class_weighted(term: Term, weights: ClassValues) -> Combined:
-    """The term times the weight of the item's class.
+    """Return the term times the weight of the label's class.
 
     Args:
         term: the term, computed from unweighted probabilities.
-        weights: one weight a class, `(C,)`: a list, an array or a tensor of any dtype on any device.
+        weights: one weight per class, `(C,)`: a list, an array or a tensor of any dtype and device.
 
     Returns:
-        A term that asks for `labels` too; picklable if `term` is.
+        A term that also asks for `labels`; picklable if `term` is.
 
     Raises:
-        ValueError: weights are not one finite, non-negative number a class.
+        ValueError: the weights are not one finite, non-negative number per class.
 
     Example:
         >>> import torch
@@ -316,4 +94,167 @@ def class_weighted(term: Term, weights: ClassValues) -> Combined:
     """
     parameters(term)
     table = class_table(weights, "class weights", smallest=0.0)
-    return Combined((term,), (1.0,), partial(class_weights, table=table), _classes([term], table.numel()))
+    return Combined((term,), (1.0,), partial(class_weights, table=table), common_classes([term], table.numel()))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AddedLosses:
+    """A weighted sum of losses, which is a loss itself. Built by `add_losses`.
+
+    Attributes:
+        parts: name, weight and loss of each part.
+    """
+
+    parts: tuple[tuple[str, float, Loss], ...]
+
+    def __call__(self, outputs: Outputs, labels: Labels, num_items_in_batch: NumItems = None) -> Tensor:
+        return self.total([loss(outputs, labels, num_items_in_batch) for _, _, loss in self.parts])
+
+    def total(self, values: list[Tensor]) -> Tensor:
+        """Return the weighted sum of the values of the parts, a new 0-d tensor."""
+        total, *others = [scaled(weight, value) for (_, weight, _), value in zip(self.parts, values, strict=True)]
+        for other in others:
+            total = total + other
+        return total
+
+    def __repr__(self) -> str:
+        return f"add_losses({', '.join(f'{name}={weight:g} * {name_of(loss)}' for name, weight, loss in self.parts)})"
+
+
+def add_losses(parts: Mapping[str, tuple[float, Loss]]) -> AddedLosses:
+    """Return the weighted sum of several losses of one batch as one loss.
+
+    Each part is computed on its own, with a gradient of the logits of its own. For several terms of the same loss use
+    `weighted_sum`, which is one pass over the logits.
+
+    Args:
+        parts: `{name: (weight, loss)}`, each loss a function `(outputs, labels, num_items_in_batch)`.
+
+    Returns:
+        A loss; picklable if its parts are.
+
+    Raises:
+        TypeError: a part is not such a pair, or a loss lacks an option that it binds.
+        ValueError: a weight is not finite; a part other than the last one has `overwrite_logits=True`.
+
+    Example:
+        >>> from lossfns import causal_lm_loss, distillation_loss
+        >>> add_losses({"ce": (0.5, causal_lm_loss), "teacher": (0.5, partial(distillation_loss, temperature=2.0))})
+        add_losses(ce=0.5 * causal_lm_loss, teacher=0.5 * distillation_loss(temperature=2.0))
+    """
+    if not isinstance(parts, Mapping) or not parts:
+        raise TypeError('add_losses needs at least one part, as in add_losses({"ce": (1.0, causal_lm_loss)})')
+    for name, part in parts.items():
+        if not (isinstance(part, tuple) and len(part) == 2 and isinstance(part[0], (int, float)) and callable(part[1])):
+            raise TypeError(f"part '{name}' must be (weight, loss), as in (0.5, causal_lm_loss), got {part!r}")
+        if not math.isfinite(part[0]):
+            raise ValueError(f"the weight of part '{name}' must be finite, got {part[0]}")
+        check_options(part[1], f"the loss of part '{name}'")
+    for _, loss in list(parts.values())[:-1]:
+        if getattr(inspect.signature(loss).parameters.get("overwrite_logits"), "default", False) is True:
+            raise ValueError(
+                f"{name_of(loss)} has overwrite_logits=True, but a later part reads the logits: only the last part may "
+                "overwrite them"
+            )
+    return AddedLosses(tuple((name, float(weight), loss) for name, (weight, loss) in parts.items()))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class WithAuxLoss:
+    """A loss plus a loss that the model computes itself. Built by `with_aux_loss`."""
+
+    loss: Loss
+    field: str
+    weight: float
+    shift: int
+
+    def __call__(self, outputs: Outputs, labels: Labels, num_items_in_batch: NumItems = None) -> Tensor:
+        aux_loss = self._aux_loss(outputs)
+        local_count = _local_count(labels, self.shift)
+        loss = self.loss(outputs, labels, num_items_in_batch)
+        aux_loss = local_count / item_count(num_items_in_batch, local_count, aux_loss.device) * aux_loss
+        recorder = ACTIVE.get()
+        if recorder is not None:
+            parts = recorder.parts or [(function_name(self.loss), loss.detach())]
+            recorder.parts = [*parts, (self.field, aux_loss.detach())]
+        return loss + scaled(self.weight, aux_loss).to(loss.dtype)
+
+    def _aux_loss(self, outputs: Outputs) -> Tensor:
+        found = outputs.get(self.field) if isinstance(outputs, Mapping) else None
+        if not isinstance(found, Tensor):
+            given = sorted(outputs) if isinstance(outputs, Mapping) else type(outputs).__name__
+            raise ValueError(
+                f"expected '{self.field}' among the outputs of the model, got {given}. A mixture of experts computes "
+                "its aux_loss only with model.config.output_router_logits = True"
+            )
+        return found.mean()  # one value per device under DataParallel
+
+    def __repr__(self) -> str:
+        return f"with_aux_loss({name_of(self.loss)}, {self.field!r}, {self.weight:g})"
+
+
+def with_aux_loss(loss: Loss, field: str, weight: float, *, shift: int | None = None) -> WithAuxLoss:
+    """Add a loss that the model computes itself: the balance of a mixture of experts, a router's z-loss, a depth head.
+
+    The Trainer takes the labels away, so that the model does not add this loss to its own. It is a mean over a
+    micro-batch; weighted by the share of the window's labels that the micro-batch holds, it keeps its coefficient for
+    any number of accumulation steps and processes.
+
+    Args:
+        loss: any loss that divides by the Trainer's count of labels.
+        field: name of the model's loss among its outputs, `aux_loss` for the routers of transformers.
+        weight: its coefficient, `model.config.router_aux_loss_coef` for these.
+        shift: 1 if the loss is causal, else 0: which labels of a row count. None takes the `shift` of the loss.
+
+    Returns:
+        A loss; picklable if `loss` is.
+
+    Raises:
+        TypeError: the loss lacks an option that it binds, or `field` is not a string.
+        ValueError: the weight is not finite, or neither a shift is given nor has the loss one; in the call: the outputs
+            have no such entry, or the labels have no positions to shift.
+
+    Example:
+        >>> import torch
+        >>> from lossfns import causal_lm_loss
+        >>> loss = with_aux_loss(causal_lm_loss, "aux_loss", 0.5)
+        >>> loss({"logits": torch.zeros(1, 2, 4), "aux_loss": torch.tensor(2.0)}, torch.tensor([[1, 2]]))
+        tensor(2.3863)
+    """
+    check_options(loss, "loss")
+    if not isinstance(field, str):
+        raise TypeError(f"field must be the name of an output, got {field!r}")
+    if not math.isfinite(weight):
+        raise ValueError(f"weight must be finite, got {weight}")
+    if shift is None:
+        shift = _shift_of(loss)
+    if shift is None:
+        raise ValueError(
+            f"{name_of(loss)} has no shift that says which labels the Trainer counts: pass shift=1 if the loss is "
+            "causal, else shift=0, as in with_aux_loss(..., shift=0)"
+        )
+    check_shift(shift)
+    return WithAuxLoss(loss, field, weight, shift)
+
+
+def _shift_of(loss: Loss) -> int | None:
+    """Return the shift of a loss, or of all parts of a sum if they agree."""
+    if isinstance(loss, AddedLosses):
+        found = {_shift_of(part) for _, _, part in loss.parts}
+        return found.pop() if len(found) == 1 else None
+    if isinstance(loss, WithAuxLoss):
+        return loss.shift
+    option = inspect.signature(loss).parameters.get("shift")
+    return None if option is None or option.default is option.empty else option.default
+
+
+def _local_count(labels: Labels, shift: int) -> Tensor:
+    """Return how many labels of this call the Trainer counted, 0-d, float64 where the device has it."""
+    ids, extras = split_labels(labels)
+    units = [counted for counted, marker in MARKERS.items() if marker in extras]
+    if units:
+        raise ValueError(
+            f"with_aux_loss weights the model's loss by labels, but the collator makes the Trainer count {units[0]}: "
+            f"drop count_{units[0]}"
+        )
+    return scored_places(ids, shift).sum().to(accumulator_dtype(ids.device))

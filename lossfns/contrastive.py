@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ._core.alignment import Labels, Outputs, Selector, select_logits, split_labels
-from ._core.autograd import autocast_off, uncompiled
-from ._core.checks import IGNORED, check_ids, check_logits, function, items, number
+from ._core.autograd import autocast_off, disable_compile
+from ._core.checks import IGNORED, as_list, check_ids, check_logits
 from ._core.normalization import NumItems, divide, item_count
 from ._core.rows import compute_dtype
 from ._core.signature import check_options
@@ -29,7 +29,7 @@ Pair = tuple[Tensor, Tensor]
 Mining = Callable[[Tensor, Tensor, Tensor, float], Tensor]  # see `batch_hard`
 
 
-@uncompiled
+@disable_compile
 def clip_loss(
     outputs: Outputs,
     labels: Labels | None = None,
@@ -69,14 +69,14 @@ def clip_loss(
         >>> clip_loss({"logits_per_text": torch.zeros(3, 3)}, torch.tensor([7, 8, 8]))
         tensor(0.8283)
     """
-    found = check_logits(_named(outputs, "logits_per_text") if select is None else function(select, "select")(outputs))
+    found = check_logits(_named(outputs, "logits_per_text") if select is None else select(outputs))
     if found.ndim != 2 or found.shape[0] != found.shape[1]:
         raise ValueError(f"similarities must be (batch, batch), got {tuple(found.shape)}")
     places, ids = _partners(labels, found)
     return _matching(found[places][:, places], ids, num_items_in_batch, symmetric=True)
 
 
-@uncompiled
+@disable_compile
 def info_nce_loss(
     outputs: Outputs,
     labels: Labels | None = None,
@@ -114,9 +114,9 @@ def info_nce_loss(
         >>> info_nce_loss(outputs, select=itemgetter("queries", "keys"), temperature=1.0)
         tensor(0.3133)
     """
-    if not 0 < number(temperature, "temperature") < math.inf:
+    if not 0 < temperature < math.inf:
         raise ValueError(f"temperature must be positive and finite, got {temperature}")
-    sides = items(function(select, "select")(outputs), "what select returns")
+    sides = as_list(select(outputs), "what select returns")
     if len(sides) != 2:
         raise ValueError(f"select returns queries and keys, a pair of tensors; it returned {len(sides)}")
     queries, keys = map(check_logits, sides)
@@ -232,7 +232,7 @@ def semi_hard(distances: Tensor, positive: Tensor, negative: Tensor, margin: flo
     return costs.where(positive, 0).sum(1) / positive.sum(1).clamp(min=1)
 
 
-@uncompiled
+@disable_compile
 def triplet_loss(
     outputs: Outputs,
     labels: Labels,
@@ -271,7 +271,7 @@ def triplet_loss(
         >>> triplet_loss(embeddings, torch.tensor([0, 0, 1]), margin=0.2)
         tensor(0.4667)
     """
-    if not number(margin, "margin") > 0:
+    if not margin > 0:
         raise ValueError(f"margin must be positive, got {margin}")
     check_options(mining, "mining")
     ids = _only_ids(labels)

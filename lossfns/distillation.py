@@ -13,15 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from ._core.alignment import Labels, Outputs, Selector, align, split_labels
-from ._core.autograd import uncompiled
-from ._core.checks import check_unit, number
+from ._core.autograd import disable_compile
+from ._core.checks import check_unit
 from ._core.hidden import HiddenStates
 from ._core.normalization import NumItems, item_count
 from ._core.signature import STATISTICS, Term, check_options
 from ._core.sources import open_source
 from ._core.teacher import Comparison, Divergence, open_teacher
 from ._core.term_loss import bind
-from ._linear import linear_in_term
 
 
 def forward_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
@@ -90,7 +89,7 @@ def jensen_shannon(log_p: Tensor, log_q: Tensor, *, beta: float = 0.5) -> Tensor
         >>> jensen_shannon(torch.tensor([[1.0, 0.0]]).log(), torch.tensor([[0.0, 1.0]]).log())
         tensor([0.6931])
     """
-    if not 0.0 < number(beta, "beta") < 1.0:
+    if not 0.0 < beta < 1.0:
         raise ValueError(f"beta must lie between 0 and 1, got {beta}; forward_kl and reverse_kl are its ends")
     mixture = torch.lerp(log_p.exp(), log_q.exp(), beta)
     # What underflows has no part in the sum; kept off 0, where the logarithm has no slope. Faster than logaddexp.
@@ -123,7 +122,7 @@ def _relative_entropy(log_a: Tensor, log_b: Tensor) -> Tensor:
     return (log_a.exp() * torch.where(log_a > -torch.inf, log_a - log_b, 0)).sum(-1)
 
 
-def distilled(divergence: Tensor) -> Tensor:
+def teacher_divergence(divergence: Tensor) -> Tensor:
     """Term of `distillation_loss`: the divergence from the teacher, to be summed up with others in one pass.
 
     Args:
@@ -134,21 +133,20 @@ def distilled(divergence: Tensor) -> Tensor:
 
     Example:
         >>> from lossfns import cross_entropy, weighted_sum
-        >>> weighted_sum((0.5, cross_entropy), (0.5, distilled))
-        (0.5 * cross_entropy + 0.5 * distilled)
+        >>> weighted_sum((0.5, cross_entropy), (0.5, teacher_divergence))
+        (0.5 * cross_entropy + 0.5 * teacher_divergence)
     """
     return divergence
 
 
-@linear_in_term()
-@uncompiled
+@disable_compile
 def distillation_loss(
     outputs: Outputs,
     labels: Labels,
     num_items_in_batch: NumItems = None,
     *,
     divergence: Divergence = forward_kl,
-    term: Term = distilled,
+    term: Term = teacher_divergence,
     temperature: float = 1.0,
     teacher: nn.Module | HiddenStates | None = None,
     shift: int = 1,
@@ -173,7 +171,8 @@ def distillation_loss(
             the labels of this call.
         divergence: a function of the log-probabilities of student and teacher, `(n, C)` each, to one value a token:
             `forward_kl`, `reverse_kl`, `partial(jensen_shannon, beta=0.1)`, `total_variation`.
-        term: what is minimised a token: `weighted_sum((0.5, cross_entropy), (0.5, distilled))` learns from labels too.
+        term: the term to minimise per token; `weighted_sum((0.5, cross_entropy), (0.5, teacher_divergence))` learns
+            from labels too.
         temperature: positive; logits of both are divided by it, and the divergence multiplied by its square, so that
             gradients keep their size. `teacher_log_probs` have to be taken at this temperature.
         teacher: the model in eval mode, or its `hidden_states(teacher)`, with which its logits never exist.
@@ -200,11 +199,11 @@ def distillation_loss(
         >>> distillation_loss(student, {"labels": torch.tensor([[0, 1]]), "teacher_logits": teacher})
         tensor(0.6919)
     """
-    if not 0 < number(temperature, "temperature") < math.inf:
+    if not 0 < temperature < math.inf:
         raise ValueError(f"temperature must be positive and finite, got {temperature}")
     check_options(divergence, "divergence")
     ids, extras = split_labels(labels)
-    check_unit(None, extras)
+    check_unit("tokens", extras)
     opened = open_source(outputs, ids, select, source)
     pairs = align(opened.like, ids, shift=shift, padded=opened.padded)
     count = item_count(num_items_in_batch, len(pairs.rows), opened.like.device)

@@ -1,4 +1,4 @@
-"""Losses of language models for the Trainer's `compute_loss_func`: source, alignment, term and count joined."""
+"""Losses of language models for the Trainer's `compute_loss_func`."""
 
 from __future__ import annotations
 
@@ -8,20 +8,18 @@ from typing import Literal
 from torch import Tensor
 
 from ._core.alignment import Labels, Outputs, Selector, scored_places, split_labels
-from ._core.autograd import uncompiled
-from ._core.checks import check_logits, items, strings
+from ._core.autograd import disable_compile
+from ._core.checks import as_list, check_logits, strings
 from ._core.hidden import HiddenStates
-from ._core.normalization import NumItems, by_weights, item_count
+from ._core.normalization import NumItems, item_count
 from ._core.signature import Term
 from ._core.sources import open_source
 from ._core.term_loss import label_loss
-from ._linear import linear_in_term
 from .terms import cross_entropy
 
 Normalize = Literal["tokens", "sequences", "weights"]
 
 
-@linear_in_term(normalize=("tokens", "sequences"))
 def causal_lm_loss(
     outputs: Outputs,
     labels: Labels,
@@ -34,31 +32,35 @@ def causal_lm_loss(
     source: HiddenStates | None = None,
     overwrite_logits: bool = False,
 ) -> Tensor:
-    """Mean of a term over the next tokens of a causal language model, exact under gradient accumulation and processes.
+    """Compute the mean of a term over the next tokens of a causal language model.
+
+    Exact under gradient accumulation, DDP and DataParallel:
+
+        loss = sum of term(logit at i - shift, label at i) / num_items_in_batch
 
     Args:
         outputs: what the model returned: a ModelOutput or dict with `logits`, a tuple, or logits `(B, L, V)`.
-        labels: ids `(B, S)`, -100 where nothing is to be predicted, unshifted; or `{"labels": ids, name: extra}`.
+        labels: ids `(B, S)`, unshifted, -100 where nothing is predicted; or `{"labels": ids, name: extra}`.
         num_items_in_batch: the Trainer's count of labels over the accumulation window, in any of its forms; None counts
             the labels of this call.
-        term: what is minimised a token.
+        term: the term to minimise per token.
         shift: the label at `i` is predicted by the logit at `i - shift`.
-        normalize: divide by the number of "tokens", also where they are weighted; by "sequences" after the mean over
-            each, with a collator in `collators.count_sequences`; or by "weights": torch's weighted mean, exact without
-            gradient accumulation in one process only.
+        normalize: divide by the number of "tokens", even if they are weighted; by "sequences", after the mean over each
+            sequence, with a collator in `collators.count_sequences`; or by "weights", which is torch's weighted mean
+            and exact only without gradient accumulation in one process.
         select: a function of `outputs` that picks the logits.
         source: `hidden_states(model)`: read hidden states and head instead of logits, which then never exist.
-        overwrite_logits: write the gradient over the logits and empty them: no memory beside the logits themselves, and
-            nobody can read them afterwards. Only while a gradient is recorded; evaluation keeps its logits.
+        overwrite_logits: write the gradient over the logits and empty them: no memory besides the logits themselves,
+            which cannot be read afterwards. Only while a gradient is recorded; evaluation keeps its logits.
 
     Returns:
-        0-d float32 (float64 for float64 logits), nats a token for cross-entropy; 0 with a live graph when no label
+        0-d float32 (float64 for float64 logits), nats per token for cross-entropy; 0 with a live graph if no label
         counts.
 
     Raises:
         ValueError: labels are missing, out of range or of another shape; logits are missing or shorter than the labels;
             the logits cannot be overwritten.
-        TypeError: labels are not integers, logits are ids, the term asks for something unknown.
+        TypeError: labels are not integers, logits are ids, or the term asks for an unknown name.
 
     Example:
         >>> import torch
@@ -79,7 +81,6 @@ def causal_lm_loss(
     )
 
 
-@linear_in_term(normalize=("tokens", "sequences"))
 def masked_lm_loss(
     outputs: Outputs,
     labels: Labels,
@@ -91,7 +92,32 @@ def masked_lm_loss(
     source: HiddenStates | None = None,
     overwrite_logits: bool = False,
 ) -> Tensor:
-    """Mean of a term over the masked tokens of an encoder: `causal_lm_loss` with the logit at its own label (shift 0).
+    """Compute the mean of a term over the masked tokens of an encoder.
+
+    Like `causal_lm_loss` without a shift: the logit at `i` predicts the label at `i`.
+
+    Args:
+        outputs: what the model returned: a ModelOutput or dict with `logits`, a tuple, or logits `(B, S, V)`.
+        labels: ids `(B, S)`, -100 where a token is not masked; or `{"labels": ids, name: extra}`.
+        num_items_in_batch: the Trainer's count of labels over the accumulation window, in any of its forms; None counts
+            the labels of this call.
+        term: the term to minimise per masked token.
+        normalize: divide by the number of "tokens", even if they are weighted; by "sequences", after the mean over each
+            sequence, with a collator in `collators.count_sequences`; or by "weights", which is torch's weighted mean
+            and exact only without gradient accumulation in one process.
+        select: a function of `outputs` that picks the logits.
+        source: `hidden_states(model)`: read hidden states and head instead of logits, which then never exist.
+        overwrite_logits: write the gradient over the logits and empty them: no memory besides the logits themselves,
+            which cannot be read afterwards. Only while a gradient is recorded; evaluation keeps its logits.
+
+    Returns:
+        0-d float32 (float64 for float64 logits), nats per token for cross-entropy; 0 with a live graph if no label
+        counts.
+
+    Raises:
+        ValueError: labels are missing, out of range or of another shape; logits are missing or shorter than the labels;
+            the logits cannot be overwritten.
+        TypeError: labels are not integers, logits are ids, or the term asks for an unknown name.
 
     Example:
         >>> import torch
@@ -111,7 +137,6 @@ def masked_lm_loss(
     )
 
 
-@linear_in_term(normalize=("tokens", "sequences"))
 def seq2seq_lm_loss(
     outputs: Outputs,
     labels: Labels,
@@ -123,11 +148,35 @@ def seq2seq_lm_loss(
     source: HiddenStates | None = None,
     overwrite_logits: bool = False,
 ) -> Tensor:
-    """Mean of a term over the target tokens of an encoder-decoder, whose decoder inputs are shifted and logits are not.
+    """Compute the mean of a term over the target tokens of an encoder-decoder.
 
-    The collator has to add `decoder_input_ids`: the Trainer takes the labels out of the batch before `forward`, and T5
-    then raises while BART silently trains on its source. `collators.with_decoder_inputs(collator, model)` adds them, or
-    `DataCollatorForSeq2Seq(tokenizer, model=model)`.
+    The logits are not shifted, because the decoder inputs are. The collator has to add `decoder_input_ids`: the Trainer
+    takes the labels out of the batch before `forward`, and T5 then raises while BART silently trains on its source.
+    `collators.with_decoder_inputs(collator, model)` adds them, or `DataCollatorForSeq2Seq(tokenizer, model=model)`.
+
+    Args:
+        outputs: what the model returned: a ModelOutput or dict with `logits`, a tuple, or logits `(B, S, V)`.
+        labels: target ids `(B, S)`, -100 for padding; or `{"labels": ids, name: extra}`.
+        num_items_in_batch: the Trainer's count of labels over the accumulation window, in any of its forms; None counts
+            the labels of this call.
+        term: the term to minimise per target token.
+        normalize: divide by the number of "tokens", even if they are weighted; by "sequences", after the mean over each
+            sequence, with a collator in `collators.count_sequences`; or by "weights", which is torch's weighted mean
+            and exact only without gradient accumulation in one process.
+        select: a function of `outputs` that picks the logits.
+        source: `hidden_states(model)`: read hidden states and head instead of logits, which then never exist.
+        overwrite_logits: write the gradient over the logits and empty them: no memory besides the logits themselves,
+            which cannot be read afterwards. Only while a gradient is recorded; evaluation keeps its logits.
+
+    Returns:
+        0-d float32 (float64 for float64 logits), nats per token for cross-entropy; 0 with a live graph if no label
+        counts.
+
+    Raises:
+        ValueError: labels are missing, out of range or of another shape; logits are missing or shorter than the labels;
+            the logits cannot be overwritten, or the decoder saw another
+            number of positions than there are labels.
+        TypeError: labels are not integers, logits are ids, or the term asks for an unknown name.
 
     Example:
         >>> import torch
@@ -148,7 +197,7 @@ def seq2seq_lm_loss(
     )
 
 
-@uncompiled
+@disable_compile
 def token_loss(
     outputs: Outputs,
     labels: Labels | None,
@@ -162,31 +211,27 @@ def token_loss(
     overwrite_logits: bool = False,
     decoder: bool = False,
 ) -> Tensor:
-    """What the losses of language models share: open the source, then as for any label."""
+    """Compute the loss of a language model: split the labels, find the logits, then as for any class ids."""
     ids, extras = split_labels(labels)
-    opened = open_source(outputs, ids, select, source)
-    if decoder:
-        _check_decoder(opened.like, ids)
+    logits = open_source(outputs, ids, select, source)
+    shape = logits.like.shape
+    if decoder and len(shape) == 3 and ids.ndim == 2 and shape[1] != ids.shape[1]:
+        raise ValueError(
+            f"the decoder saw {shape[1]} positions for {ids.shape[1]} labels. Without decoder_input_ids some models "
+            "(BART) decode their own source: wrap the collator in "
+            "lossfns.collators.with_decoder_inputs(collator, model)"
+        )
     return label_loss(
-        opened,
+        logits,
         ids,
         extras,
         num_items_in_batch,
         term,
         shift=shift,
-        weighted=by_weights(normalize, "tokens", "sequences"),
-        sequences=normalize == "sequences",
+        normalize=normalize,
+        units=("tokens", "sequences"),
         overwrite_logits=overwrite_logits,
     )
-
-
-def _check_decoder(logits: Tensor, labels: Tensor) -> None:
-    if logits.ndim == 3 and labels.ndim == 2 and logits.shape[1] != labels.shape[1]:
-        raise ValueError(
-            f"the decoder saw {logits.shape[1]} positions for {labels.shape[1]} labels. Without decoder_input_ids some "
-            "models (BART) decode their own source: wrap the collator in "
-            "lossfns.collators.with_decoder_inputs(collator, model)"
-        )
 
 
 def multi_token_loss(
@@ -199,32 +244,35 @@ def multi_token_loss(
     term: Term = cross_entropy,
     overwrite_logits: bool = False,
 ) -> Tensor:
-    """Weighted sum of `causal_lm_loss` over heads of which each predicts one token further ahead.
+    """Compute the weighted sum of `causal_lm_loss` over heads that each predict one token further ahead.
 
-    Every part is divided by the count of next tokens, the only one the Trainer knows; the last tokens of a row have no
-    label that far ahead. In packed rows the head that looks `k` ahead would predict across a boundary unless the first
-    `k` labels of every sequence are -100.
+    Every part is divided by the count of next tokens, the only count that the Trainer knows; the last tokens of a row
+    have no label that far ahead. In packed rows the head that predicts `k` tokens ahead would predict across a boundary
+    unless the first `k` labels of every sequence are -100.
+
+        loss = sum over k of weights[k - 1] * causal_lm_loss(logits of head k, labels, shift=k)
 
     Args:
         outputs: what the model returned: a ModelOutput or dict with the logits `(B, L, V)` of every head.
         labels: as for `causal_lm_loss`, unshifted.
         num_items_in_batch: as for `causal_lm_loss`; None counts the next tokens of this call.
-        heads: names of the heads' logits among the outputs: the first predicts the next token, the second the one after
-            it, and so on.
-        weights: one weight a head.
-        term: what is minimised a token, for every head.
+        heads: names of the heads' logits among the outputs: the first predicts the next token, the second the token
+            after it, and so on.
+        weights: one weight per head.
+        term: the term to minimise per token, for every head.
         overwrite_logits: as for `causal_lm_loss`, for every head.
 
     Returns:
         0-d float32 (float64 for float64 logits).
 
     Raises:
-        ValueError: not one weight a head, or the outputs lack a head; otherwise as for `causal_lm_loss`.
-        TypeError: heads or weights are no sequence; otherwise as for `causal_lm_loss`.
+        ValueError: there is not one weight per head, or the outputs lack a head; otherwise as for `causal_lm_loss`.
+        TypeError: heads or weights are not a sequence; otherwise as for `causal_lm_loss`.
 
-    Source:
-        Gloeckle, Idrissi, Roziere, Lopez-Paz, Synnaeve: Better & Faster Large Language Models via Multi-token
-        Prediction (2024), equation 2; DeepSeek-AI: DeepSeek-V3 (2024), equations 24 and 25.
+    References:
+        Gloeckle, Idrissi, Roziere, Lopez-Paz, Synnaeve, "Better & Faster Large Language Models via Multi-token
+        Prediction", 2024, equation 2, https://arxiv.org/abs/2404.19737
+        DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, equations 24 and 25, https://arxiv.org/abs/2412.19437
 
     Example:
         >>> import torch
@@ -233,9 +281,10 @@ def multi_token_loss(
         >>> multi_token_loss(outputs, labels, heads=("logits", "further"), weights=(1.0, 0.3))
         tensor(1.5942)
     """
-    if not strings(heads, "heads") or len(heads) != len(items(weights, "weights")):
+    if not strings(heads, "heads") or len(heads) != len(as_list(weights, "weights")):
         raise ValueError(
-            f"give one weight a head, as heads=('logits', 'further'), weights=(1.0, 0.3); got {heads!r}, {weights!r}"
+            f"expected one weight per head, as heads=('logits', 'further'), weights=(1.0, 0.3); got {heads!r} and "
+            f"{weights!r}"
         )
     ids, extras = split_labels(labels)
     host = ids.detach().cpu()  # once for all heads
@@ -243,9 +292,9 @@ def multi_token_loss(
     count = item_count(num_items_in_batch, int(scored_places(host, 1).sum()), logits[0].device)
     losses = [
         causal_lm_loss(
-            own, {"labels": host, **extras}, count, term=term, shift=shift, overwrite_logits=overwrite_logits
+            head_logits, {"labels": host, **extras}, count, term=term, shift=shift, overwrite_logits=overwrite_logits
         )
-        for shift, own in enumerate(logits, start=1)
+        for shift, head_logits in enumerate(logits, start=1)
     ]
     parts = [weight * loss for weight, loss in zip(weights, losses, strict=True)]
     return sum(parts[1:], parts[0])
@@ -254,6 +303,6 @@ def multi_token_loss(
 def _logits(outputs: Outputs, name: str) -> Tensor:
     found = outputs.get(name) if isinstance(outputs, Mapping) else None
     if found is None:
-        among = sorted(outputs) if isinstance(outputs, Mapping) else type(outputs).__name__
-        raise ValueError(f"the model returned no '{name}' (outputs: {among}); heads= names the logits of each head")
+        given = sorted(outputs) if isinstance(outputs, Mapping) else type(outputs).__name__
+        raise ValueError(f"expected '{name}' among the outputs, got {given}; heads= names the logits of each head")
     return check_logits(found)

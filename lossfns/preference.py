@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ._core.alignment import Alignment, Labels, Outputs, Selector, align, select_logits, split_labels
-from ._core.autograd import autocast_off, uncompiled
-from ._core.checks import IGNORED, MARKERS, check_positive, check_smoothing, check_unit, number, whole
+from ._core.autograd import autocast_off, disable_compile
+from ._core.checks import IGNORED, MARKERS, check_positive, check_smoothing, check_unit, integer
 from ._core.combined import scaled
 from ._core.hidden import HiddenStates
 from ._core.normalization import NumItems, accumulator_dtype, item_count
@@ -62,8 +62,8 @@ def bradley_terry(chosen: Tensor, rejected: Tensor, *, margin: Tensor | float = 
         >>> bradley_terry(torch.tensor([2.0]), torch.tensor([1.0]))
         tensor([0.3133])
     """
-    values = -F.logsigmoid(chosen - rejected - number(margin, "margin"))
-    if not isinstance(number(centering, "centering"), Tensor) and centering == 0:
+    values = -F.logsigmoid(chosen - rejected - margin)
+    if not isinstance(centering, Tensor) and centering == 0:
         return values  # the sum may be infinite, and so is the slope of its square
     return values + centering * (chosen + rejected).square()
 
@@ -187,7 +187,7 @@ def simpo(
     """
     check_positive(beta, "beta")
     good, bad = beta * chosen / chosen_tokens, beta * rejected / rejected_tokens
-    return bradley_terry(good, bad, margin=number(gamma, "gamma"))
+    return bradley_terry(good, bad, margin=gamma)
 
 
 def orpo(
@@ -219,7 +219,7 @@ def orpo(
         tensor([0.7985])
     """
     good, bad = chosen / chosen_tokens, rejected / rejected_tokens
-    return -good + scaled(number(weight, "weight"), bradley_terry(_log_odds(good), _log_odds(bad)))
+    return -good + scaled(weight, bradley_terry(_log_odds(good), _log_odds(bad)))
 
 
 def cpo(chosen: Tensor, rejected: Tensor, chosen_tokens: Tensor, *, beta: float = 0.1, weight: float = 1.0) -> Tensor:
@@ -250,7 +250,7 @@ def cpo(chosen: Tensor, rejected: Tensor, chosen_tokens: Tensor, *, beta: float 
         tensor([1.3133])
     """
     check_positive(beta, "beta")
-    return bradley_terry(beta * chosen, beta * rejected) + scaled(number(weight, "weight"), -chosen / chosen_tokens)
+    return bradley_terry(beta * chosen, beta * rejected) + scaled(weight, -chosen / chosen_tokens)
 
 
 def kto(
@@ -289,7 +289,7 @@ def kto(
         tensor([0.5000, 0.7311])
     """
     check_positive(beta, "beta")
-    origin = number(reference_point, "reference_point")
+    origin = reference_point
     gain = beta * (log_ratio - torch.as_tensor(origin, dtype=log_ratio.dtype, device=log_ratio.device).detach())
     return torch.where(desirable != 0, desirable_weight * (-gain).sigmoid(), undesirable_weight * gain.sigmoid())
 
@@ -350,7 +350,7 @@ def _log_odds(log_prob: Tensor) -> Tensor:
     return log_prob - probability_missed(log_prob).log()
 
 
-@uncompiled
+@disable_compile
 def sequence_log_probs(
     outputs: Outputs,
     labels: Labels,
@@ -400,7 +400,7 @@ def sequence_sums(by_token: Tensor, pairs: Alignment) -> tuple[Tensor, Tensor]:
     return by_token.sum(-1, dtype=dtype), scored.sum(-1)
 
 
-@uncompiled
+@disable_compile
 def preference_loss(
     outputs: Outputs,
     labels: Labels,
@@ -452,7 +452,7 @@ def preference_loss(
     return loss.to(compute_dtype(opened.like.dtype))
 
 
-@uncompiled
+@disable_compile
 def reward_loss(
     outputs: Outputs,
     labels: Labels,
@@ -637,7 +637,7 @@ def precompute_reference_log_probs(
     """
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise TypeError(f"dataset must have a length and items by number, got a {type(dataset).__name__}")
-    if whole(batch_size, "batch_size") < 1:
+    if integer(batch_size, "batch_size") < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     if cache is not None:
         _check_place(Path(cache))

@@ -8,18 +8,16 @@ import torch
 from torch import Tensor
 
 from ._core.alignment import Labels, Outputs, split_labels
-from ._core.autograd import uncompiled
+from ._core.autograd import disable_compile
 from ._core.checks import check_logits
 from ._core.normalization import NumItems
 from ._core.signature import Term
 from ._core.sources import FromLogits
 from ._core.term_loss import label_loss
-from ._linear import linear_in_term
 from .terms import cross_entropy
 
 
-@linear_in_term()
-@uncompiled
+@disable_compile
 def question_answering_loss(
     outputs: Outputs, labels: Labels, num_items_in_batch: NumItems = None, *, term: Term = cross_entropy
 ) -> Tensor:

@@ -13,13 +13,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ._core.alignment import Alignment, Labels, Outputs, Selector, select_logits, split_labels
-from ._core.autograd import autocast_off, uncompiled
-from ._core.checks import IGNORED, number
+from ._core.autograd import autocast_off, disable_compile
+from ._core.checks import IGNORED
 from ._core.normalization import NumItems, item_count
 from ._core.rows import Rows, compute_dtype
 from ._core.signature import Term, parameters
 from ._core.term_loss import bind
-from ._linear import linear_in_term
 
 STATISTICS = ("prediction", "target", "log_variance")
 
@@ -86,7 +85,7 @@ def huber(prediction: Tensor, target: Tensor, *, delta: float = 1.0) -> Tensor:
         >>> huber(torch.tensor([0.5, 3.0]), torch.zeros(2))
         tensor([0.1250, 2.5000])
     """
-    if not number(delta, "delta") > 0:
+    if not delta > 0:
         raise ValueError(f"delta must be positive, got {delta}")
     return F.huber_loss(prediction, target, reduction="none", delta=delta)
 
@@ -135,7 +134,7 @@ def quantile(prediction: Tensor, target: Tensor, *, q: float = 0.5) -> Tensor:
         >>> quantile(torch.tensor([1.0, 3.0]), torch.tensor([2.0, 2.0]), q=0.9)
         tensor([0.9000, 0.1000])
     """
-    if not 0.0 < number(q, "q") < 1.0:
+    if not 0.0 < q < 1.0:
         raise ValueError(f"q must lie between 0 and 1, got {q}")
     error = target - prediction
     return torch.maximum(q * error, (q - 1) * error)
@@ -183,8 +182,7 @@ def poisson_nll(prediction: Tensor, target: Tensor) -> Tensor:
     return prediction.exp() - target * prediction
 
 
-@linear_in_term()
-@uncompiled
+@disable_compile
 def regression_loss(
     outputs: Outputs,
     labels: Labels,

@@ -10,9 +10,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from ._core.alignment import Labels, Outputs, Selector, align, select_logits, split_labels
-from ._core.autograd import autocast_off, uncompiled
+from ._core.autograd import autocast_off, disable_compile
 from ._core.block import row_statistics
-from ._core.checks import number
 from ._core.normalization import NumItems, accumulator_dtype, divide, item_count
 from ._core.rows import Rows, compute_dtype
 from ._core.signature import Term
@@ -20,7 +19,7 @@ from ._core.term_loss import BoundTerm, bind
 from .terms import cross_entropy
 
 
-@uncompiled
+@disable_compile
 def segmentation_loss(
     outputs: Outputs,
     labels: Labels,
@@ -67,7 +66,7 @@ def segmentation_loss(
         >>> segmentation_loss({"logits": torch.zeros(1, 2, 1, 1)}, labels, dice=1.0)
         tensor(1.2074)
     """
-    if not number(dice, "dice") >= 0 or (term is None and dice == 0):
+    if not dice >= 0 or (term is None and dice == 0):
         raise ValueError(f"dice is a weight of 0 or more, and more where term is None: nothing to minimise; got {dice}")
     ids, extras = split_labels(labels)
     logits = select_logits(outputs, ids, select)
@@ -106,7 +105,7 @@ def _by_image(rows: Rows, shape: torch.Size) -> Iterator[tuple[Rows, slice]]:
     for image, count in enumerate(scored.tolist()):
         here = slice(start, start := start + count)
         first = image * pixels
-        yield Rows(rows.index[here] - first, rows.on_device[here] - first, rows.classes[here]), here
+        yield Rows(rows.index[here] - first, rows.on_device[here] - first, rows.labels[here]), here
 
 
 def interpolated(logits: Tensor, size: torch.Size) -> Tensor:
@@ -128,10 +127,10 @@ def _image(logits: Tensor, size: torch.Size, rows: Rows, bound: BoundTerm | None
 def _dice_loss(pixels: Tensor, rows: Rows, dtype: torch.dtype) -> Tensor:
     """1 minus the mean dice of the classes that an image has, 0-d; 0 where it has none."""
     p = pixels.index_select(0, rows.on_device).softmax(-1)
-    at_label = p.gather(1, rows.classes[:, None])[:, 0].to(dtype)
+    at_label = p.gather(1, rows.labels[:, None])[:, 0].to(dtype)
     area, overlap = at_label.new_zeros(2, p.shape[1])
-    area = area.index_add(0, rows.classes, torch.ones_like(at_label))
-    overlap = overlap.index_add(0, rows.classes, at_label)
+    area = area.index_add(0, rows.labels, torch.ones_like(at_label))
+    overlap = overlap.index_add(0, rows.labels, at_label)
     present = area > 0
     missed = 1 - 2 * overlap / (area + p.sum(0, dtype=dtype)).where(present, 1)
     mean: Tensor = missed.where(present, 0).sum() / present.sum().clamp(min=1)

@@ -9,13 +9,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ._core.alignment import Labels, Outputs, Selector, on_host, select_logits, split_labels
-from ._core.autograd import autocast_off, uncompiled
-from ._core.checks import IGNORED, as_numbers, check_ids, check_range, described, whole
+from ._core.autograd import autocast_off, disable_compile
+from ._core.checks import IGNORED, as_numbers, check_ids, check_range, describe, integer
 from ._core.normalization import NumItems, divide, item_count
 from ._core.rows import compute_dtype
 
 
-@uncompiled
+@disable_compile
 def ctc_loss(
     outputs: Outputs,
     labels: Labels,
@@ -110,12 +110,12 @@ def whole_lengths(lengths: Any) -> Tensor:
     found = lengths if isinstance(lengths, Tensor) else as_numbers(lengths)
     if found is None or found.dtype == torch.bool or found.is_floating_point() or found.is_complex():
         given = lengths if found is None else found
-        raise TypeError(f"input_lengths must be integers, not {described(given)}: the frames of each row")
+        raise TypeError(f"input_lengths must be integers, not {describe(given)}: the frames of each row")
     return found
 
 
 def _check_labels(targets: Tensor, classes: int, blank: int) -> None:
-    if not 0 <= whole(blank, "blank") < classes:
+    if not 0 <= integer(blank, "blank") < classes:
         raise ValueError(f"blank={blank} is none of the {classes} ids of the logits")
     check_range(targets, classes)
     if bool((targets == blank).any()):

@@ -13,8 +13,9 @@ import math
 import torch
 from torch import Tensor
 
-from ._core.checks import check_smoothing, number
-from ._core.combined import of_weight
+from ._core.checks import check_smoothing
+from ._core.combined import apply_weights
+from ._core.signature import Grads, derivative
 
 
 def cross_entropy(log_prob: Tensor) -> Tensor:
@@ -31,6 +32,11 @@ def cross_entropy(log_prob: Tensor) -> Tensor:
         tensor([1.3863, -0.0000])
     """
     return -log_prob
+
+
+@derivative(cross_entropy)
+def _cross_entropy_derivative(log_prob: Tensor) -> Grads:
+    return {"log_prob": -1.0}
 
 
 def smoothed_cross_entropy(
@@ -65,6 +71,13 @@ def smoothed_cross_entropy(
     return torch.add((label_smoothing - 1) * log_prob, log_normalizer - mean_logit, alpha=label_smoothing)
 
 
+@derivative(smoothed_cross_entropy)
+def _smoothed_cross_entropy_derivative(
+    log_prob: Tensor, log_normalizer: Tensor, mean_logit: Tensor, *, label_smoothing: float
+) -> Grads:
+    return {"log_prob": label_smoothing - 1, "log_normalizer": label_smoothing, "mean_logit": -label_smoothing}
+
+
 def focal(log_prob: Tensor, *, gamma: float = 2.0) -> Tensor:
     """Cross-entropy weighted by `(1 - p) ** gamma`, which turns easy items down.
 
@@ -86,9 +99,15 @@ def focal(log_prob: Tensor, *, gamma: float = 2.0) -> Tensor:
         >>> focal(torch.tensor([0.5, 0.9]).log(), gamma=2.0)
         tensor([0.1733, 0.0011])
     """
-    if not number(gamma, "gamma") >= 0:
+    if not gamma >= 0:
         raise ValueError(f"gamma must be >= 0, got {gamma}")
     return -log_prob * probability_missed(finite_log_prob(log_prob)) ** gamma
+
+
+@derivative(focal)
+def _focal_derivative(log_prob: Tensor, *, gamma: float) -> Grads:
+    missed = probability_missed(log_prob)
+    return {"log_prob": missed ** (gamma - 1) * (gamma * finite_log_prob(log_prob) * log_prob.exp() - missed)}
 
 
 def poly1(log_prob: Tensor, *, epsilon: float = 1.0) -> Tensor:
@@ -112,9 +131,14 @@ def poly1(log_prob: Tensor, *, epsilon: float = 1.0) -> Tensor:
         >>> poly1(torch.tensor([0.5]).log(), epsilon=1.0)
         tensor([1.1931])
     """
-    if not number(epsilon, "epsilon") >= -1:
+    if not epsilon >= -1:
         raise ValueError(f"epsilon must be >= -1, got {epsilon}")
     return -log_prob - epsilon * torch.expm1(log_prob)
+
+
+@derivative(poly1)
+def _poly1_derivative(log_prob: Tensor, *, epsilon: float) -> Grads:
+    return {"log_prob": -1 - epsilon * log_prob.exp()}
 
 
 def z_loss(log_normalizer: Tensor) -> Tensor:
@@ -134,6 +158,11 @@ def z_loss(log_normalizer: Tensor) -> Tensor:
         tensor([9.])
     """
     return log_normalizer.square()
+
+
+@derivative(z_loss)
+def _z_loss_derivative(log_normalizer: Tensor) -> Grads:
+    return {"log_normalizer": 2 * log_normalizer}
 
 
 def asymmetric(
@@ -163,7 +192,7 @@ def asymmetric(
         >>> asymmetric(torch.tensor([0.5, 0.5]).log(), torch.tensor([True, False]))
         tensor([0.6931, 0.0245])
     """
-    if not 0.0 <= number(clip, "clip") < 1.0:
+    if not 0.0 <= clip < 1.0:
         raise ValueError(f"clip must be a probability in [0, 1), got {clip}")
     clipped = torch.logaddexp(log_prob, log_prob.new_full((), clip).log()).clamp(max=0)
     return torch.where(outcome, focal(log_prob, gamma=gamma_pos), focal(clipped, gamma=gamma_neg))
@@ -187,7 +216,7 @@ def dft(log_prob: Tensor) -> Tensor:
         tensor([0.3466, 0.2303])
     """
     weight = log_prob.detach().exp()
-    return of_weight(weight, -log_prob)  # 0 in the limit too
+    return apply_weights(weight, -log_prob)  # 0 in the limit too
 
 
 def eaft(log_prob: Tensor, entropy: Tensor, *, alpha: float = 1.0, scale: float = math.log(20)) -> Tensor:
@@ -216,10 +245,10 @@ def eaft(log_prob: Tensor, entropy: Tensor, *, alpha: float = 1.0, scale: float 
         >>> eaft(torch.tensor([0.5, 0.5]).log(), torch.tensor([0.0, 2.9957]))
         tensor([0.0000, 0.6931])
     """
-    if not (number(alpha, "alpha") >= 0 and number(scale, "scale") > 0):
+    if not (alpha >= 0 and scale > 0):
         raise ValueError(f"alpha must be >= 0 and scale positive, got alpha={alpha}, scale={scale}")
     weight = (entropy.detach().clamp(min=0) / scale) ** alpha
-    return of_weight(weight, -log_prob)  # a label that is ruled out has infinite cross-entropy
+    return apply_weights(weight, -log_prob)  # a label that is ruled out has infinite cross-entropy
 
 
 def entropy_bonus(entropy: Tensor) -> Tensor:
@@ -240,6 +269,11 @@ def entropy_bonus(entropy: Tensor) -> Tensor:
         tensor([-0.6931])
     """
     return -entropy
+
+
+@derivative(entropy_bonus)
+def _entropy_bonus_derivative(entropy: Tensor) -> Grads:
+    return {"entropy": -1.0}
 
 
 def unlikelihood(log_prob: Tensor, negative: Tensor) -> Tensor:
@@ -290,7 +324,7 @@ def policy_gradient(log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, 
         >>> policy_gradient(torch.tensor([0.5, 0.5]).log(), torch.tensor([0.4, 0.4]).log(), torch.tensor([1.0, -1.0]))
         tensor([-1.2000,  1.2500])
     """
-    if not 0.0 < number(clip, "clip") < 1.0:
+    if not 0.0 < clip < 1.0:
         raise ValueError(f"clip must lie between 0 and 1, got {clip}")
     change = log_prob - old_log_prob
     # Clipped before the exponential: a ratio that overflows would have a gradient of 0 * inf.

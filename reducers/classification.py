@@ -113,7 +113,7 @@ def confusion_counts(
     opened, pairs = pair(logits, labels, shift, select, source, scorer="confusion_counts")
     samples, classes = pairs.shape[0], opened.like.shape[-1]
     predicted = opened.statistics(pairs.rows, ("top_id",))["top_id"]
-    cells = (pairs.samples * classes + pairs.rows.classes) * classes + predicted.clamp(min=0)
+    cells = (pairs.samples * classes + pairs.rows.labels) * classes + predicted.clamp(min=0)
     counts = torch.zeros(samples * classes**2, dtype=torch.int64, device=cells.device)
     counts = counts.index_add_(0, cells, torch.ones_like(cells)).view(samples, classes**2)
     unknown = torch.zeros(samples, dtype=torch.int64, device=cells.device)

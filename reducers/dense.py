@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lossfns._core.alignment import Selector, select_logits
-from lossfns._core.checks import IGNORED, check_ids, check_logits, check_range, function, whole
+from lossfns._core.checks import IGNORED, check_ids, check_logits, check_range, integer
 from lossfns._core.hidden import HiddenStates
 from lossfns._core.normalization import accumulator_dtype
 from lossfns._core.rows import compute_dtype
@@ -84,7 +84,7 @@ def embeddings(logits: Logits, labels: Labels, *, select: Callable[[Any], Any], 
         >>> embeddings((torch.tensor([[3.0, 4.0]]),), None, select=lambda outputs: outputs[0])
         tensor([[0.6000, 0.8000]])
     """
-    found = function(select, "select")(logits)
+    found = select(logits)
     if isinstance(found, dict):
         return {name: _vectors(value, unit_length) for name, value in found.items()}
     return _vectors(found, unit_length)
@@ -132,7 +132,7 @@ def calibration_bins(
         >>> calibration_bins(torch.tensor([[0.0, 0.0]]), torch.tensor([1]), bins=2)["bin_confidence"]
         tensor([[0.5000, 0.0000]], dtype=torch.float64)
     """
-    if whole(bins, "bins") < 1:
+    if integer(bins, "bins") < 1:
         raise ValueError(f"bins must be at least 1, got {bins}")
     opened, pairs = pair(logits, labels, shift, select, source, scorer="calibration_bins")
     predicted = opened.statistics(pairs.rows, ("top_id",))["top_id"].long()
@@ -140,7 +140,7 @@ def calibration_bins(
     dtype = accumulator_dtype(best.device)
     confidence = best.to(dtype).exp()
     place = (confidence * bins).ceil().long().clamp(1, bins) - 1
-    right = (predicted == pairs.rows.classes).to(dtype)
+    right = (predicted == pairs.rows.labels).to(dtype)
     values = {"bin_labels": torch.ones_like(confidence), "bin_confidence": confidence, "bin_correct": right}
     empty = confidence.new_zeros(pairs.shape[0] * bins)
     return {

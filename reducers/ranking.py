@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lossfns._core.alignment import Selector
-from lossfns._core.checks import IGNORED, items, whole
+from lossfns._core.checks import IGNORED, as_list, integer
 from lossfns._core.hidden import HiddenStates
 from lossfns._core.rows import compute_dtype
 
@@ -87,7 +87,7 @@ def answer_logits(
     """
     opened, pairs = pair(logits, labels, shift, select, source, scorer="answer_logits")
     classes, length = opened.like.shape[-1], opened.like[..., 0].shape[1:].numel()
-    tokens = [whole(token, "token_ids") for token in items(token_ids, "token_ids")]
+    tokens = [integer(token, "token_ids") for token in as_list(token_ids, "token_ids")]
     if not tokens or len({*tokens}) < len(tokens) or not all(0 <= token < classes for token in tokens):
         raise ValueError(
             f"token_ids are the first tokens of the answers, 0 to {classes - 1}, each another one; {tokens} came"
@@ -98,10 +98,10 @@ def answer_logits(
     first = sample.diff(prepend=sample.new_tensor([-1])).nonzero().flatten()
     here = first.to(opened.like.device, non_blocking=True)
     there = pairs.samples[here]
-    rows = replace(rows, index=rows.index[first], on_device=rows.on_device[here], targets=rows.classes[here])
+    rows = replace(rows, index=rows.index[first], on_device=rows.on_device[here], targets=rows.labels[here])
     found = opened.logits(rows)[:, answers].to(compute_dtype(opened.like.dtype))
     probabilities = found.new_zeros(pairs.shape[0], len(answers)).index_copy_(0, there, found.softmax(-1))
-    match = rows.classes[:, None] == answers
+    match = rows.labels[:, None] == answers
     best, truth = torch.full((2, pairs.shape[0]), IGNORED, dtype=torch.int32, device=found.device)
     best[there] = found.argmax(-1).int().masked_fill(found.isnan().any(-1), IGNORED)
     truth[there] = match.int().argmax(1).int().where(match.any(1), IGNORED)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lossfns._core.checks import IGNORED, check_logits, whole
+from lossfns._core.checks import IGNORED, check_logits, integer
 from lossfns._core.rows import compute_dtype
 
 from ._reduce import Labels, Logits
@@ -45,7 +45,7 @@ def spans(logits: Logits, labels: Labels, *, top_n: int = 20, max_length: int = 
         >>> found["starts"], found["ends"]
         (tensor([[1]], dtype=torch.int32), tensor([[2]], dtype=torch.int32))
     """
-    if whole(top_n, "top_n") < 1 or whole(max_length, "max_length") < 1:
+    if integer(top_n, "top_n") < 1 or integer(max_length, "max_length") < 1:
         raise ValueError(f"top_n and max_length must be at least 1, got {top_n} and {max_length}")
     parts = list(logits.values()) if isinstance(logits, Mapping) else logits
     if not isinstance(parts, (tuple, list)) or len(parts) < 2:

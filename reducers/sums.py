@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lossfns._core.alignment import Selector
-from lossfns._core.checks import wholes
+from lossfns._core.checks import integers
 from lossfns._core.columns import fields_of, item_columns
 from lossfns._core.hidden import HiddenStates
 from lossfns._core.normalization import accumulator_dtype
@@ -55,7 +55,7 @@ def sample_sums(
         >>> sample_sums(torch.zeros(1, 3, 4), torch.tensor([[0, 0, 2]]), shift=1)["correct"]
         tensor([1.], dtype=torch.float64)
     """
-    best = wholes(top_k, "top_k")
+    best = integers(top_k, "top_k")
     if any(k < 1 for k in best):
         raise ValueError(f"top_k must be at least 1, got {top_k}")
     opened, pairs = pair(logits, labels, shift, select, source, scorer="sample_sums")

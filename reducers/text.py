@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lossfns._core.alignment import Selector, scored_places, select_logits
-from lossfns._core.checks import IGNORED, check_ids, check_shift, whole
+from lossfns._core.checks import IGNORED, check_ids, check_shift, integer
 from lossfns.speech import whole_lengths
 
 from ._reduce import Labels, Logits, label_ids
@@ -159,7 +159,7 @@ def ctc_greedy(logits: Logits, labels: Labels, *, blank: int = 0, select: Select
         tensor([[   2,    2, -100, -100, -100]])
     """
     found = select_logits(logits, None, select)
-    if found.ndim != 3 or not 0 <= whole(blank, "blank") < found.shape[-1]:
+    if found.ndim != 3 or not 0 <= integer(blank, "blank") < found.shape[-1]:
         raise ValueError(
             f"logits are (batch, frames, vocabulary) and blank={blank} one of it; got {tuple(found.shape)}"
         )

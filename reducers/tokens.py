@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lossfns._core.alignment import Selector
-from lossfns._core.checks import IGNORED, whole
+from lossfns._core.checks import IGNORED, integer
 from lossfns._core.hidden import HiddenStates
 
 from ._reduce import Labels, Logits, pair
@@ -78,7 +78,7 @@ def top_k(
         tensor([[1, 2]], dtype=torch.int32)
     """
     opened, pairs = pair(logits, labels, shift, select, source)
-    if not 1 <= whole(k, "k") <= opened.like.shape[-1]:
+    if not 1 <= integer(k, "k") <= opened.like.shape[-1]:
         raise ValueError(f"k must be between 1 and the {opened.like.shape[-1]} classes of the logits, got {k}")
     out = torch.full((pairs.shape.numel(), k), IGNORED, dtype=torch.int32, device=opened.like.device)
     out[pairs.positions] = opened.top_ids(pairs.rows, k)

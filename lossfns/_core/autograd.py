@@ -12,29 +12,29 @@ from torch import Tensor
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def uncompiled(function: _Function) -> _Function:
-    """Let a user's torch.compile break its graph once around `function` instead of tracing into the kernel.
+def disable_compile(function: _Function) -> _Function:
+    """Make a user's torch.compile break its graph once around `function` instead of tracing into the kernel.
 
-    What torch.compiler.disable does, without importing the compiler: torch's optimizers use the same decorator.
+    This is torch.compiler.disable without the import of the compiler; torch's optimizers use the same decorator.
     """
     return cast(_Function, torch._disable_dynamo(function))  # type: ignore[attr-defined]
 
 
 def autocast_off(device: torch.device) -> AbstractContextManager[Any]:
-    """The kernel chooses its own dtypes: no autocast inside."""
+    """Return a context in which autocast is off: the kernel chooses its own dtypes."""
     if torch.amp.is_autocast_available(device.type):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()
 
 
-def unhooked() -> AbstractContextManager[Any]:
-    """A graph of our own inside a forward pass: hooks on saved tensors are for the user's graph, not for this one.
+def without_saved_tensor_hooks() -> AbstractContextManager[Any]:
+    """Return a context in which a graph of the kernel's own ignores the user's hooks on saved tensors.
 
-    Activation checkpointing is such a hook: it would run its block again for every chunk that wants a gradient.
+    Activation checkpointing is such a hook: it would run its block again for every chunk that needs a gradient.
     """
     graph = torch.autograd.graph
     try:
-        # Raises where there are any; without any, hooks that do nothing would only cost time, a call a saved tensor.
+        # Raises if there are hooks; without any, hooks that do nothing would only cost a call per saved tensor.
         with graph.disable_saved_tensors_hooks("probe"):
             return nullcontext()
     except RuntimeError:
@@ -42,7 +42,7 @@ def unhooked() -> AbstractContextManager[Any]:
 
 
 def refuse_transforms(logits: Tensor) -> None:
-    """Raise under torch.func, vmap and forward mode, which cannot see through the kernel's own gradient."""
+    """Raise RuntimeError under torch.func, vmap and forward mode, which ignore the kernel's own gradient."""
     functorch = torch._C._functorch
     if functorch.is_functorch_wrapped_tensor(logits):
         raise RuntimeError(
@@ -54,7 +54,7 @@ def refuse_transforms(logits: Tensor) -> None:
 
 
 def refuse_second_order() -> None:
-    """Raise inside a backward that is itself recorded: its second-order term would silently be missing."""
+    """Raise RuntimeError inside a backward that is recorded itself: its second-order term would be missing."""
     if torch.is_grad_enabled():
         raise RuntimeError(
             "create_graph=True: lossfns has no second derivative. Detach the first gradient, or write the formula with "
@@ -63,16 +63,19 @@ def refuse_second_order() -> None:
 
 
 def graph_is_kept() -> bool:
-    """Inside a backward: may the graph be used again (retain_graph=True)? True where torch cannot tell."""
+    """Return whether the running backward keeps its graph (retain_graph=True); True where torch cannot tell."""
     ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
     return True if ask is None else bool(ask())
 
 
-def hand_over(gradient: Tensor, upstream: Tensor, *, again: bool = True) -> Tensor:
-    """Inside a backward: a kept gradient times the upstream one, in place unless the graph is kept for use `again`."""
-    # Torch rounds a factor without dimensions to the gradient's dtype, but on a CPU, where one with them costs a copy.
+def scale_saved_gradient(gradient: Tensor, upstream: Tensor, *, reusable: bool = True) -> Tensor:
+    """Return a saved gradient times the upstream gradient, for use inside a backward.
+
+    The product is written in place, unless the graph is kept and the saved gradient is `reusable` by another backward.
+    """
+    # torch rounds a factor without dimensions to the gradient's dtype; on a CPU a factor with dimensions costs a copy.
     factor = upstream if upstream.is_cpu or not gradient.ndim else upstream.reshape(1)
-    if again and graph_is_kept():
+    if reusable and graph_is_kept():
         return torch.mul(gradient, factor, out=torch.empty_like(gradient))
     # Reading the factor anywhere but on a CPU would wait for the device.
     return gradient if upstream.is_cpu and upstream.item() == 1.0 else gradient.mul_(factor)

@@ -1,4 +1,4 @@
-"""Terms made of terms: weighted sums and factors per item."""
+"""Terms made of terms: weighted sums, and factors per label."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from .normalization import accumulator_dtype
-from .signature import Term, name_of, parameters
+from .signature import Derivative, Grads, Term, derivative_of, name_of, parameters
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Combined:
-    """A term made of terms: the weighted sum of `terms`, times a factor of each item. Built by the functions below.
+    """The weighted sum of `terms`, times a factor per label. Built by `weighted_sum` and the other functions below.
 
     Attributes:
         terms: the parts.
-        weights: one number a part.
-        factor: a term whose value multiplies the sum, or None.
-        classes: number of classes the logits must have, or None where any number will do.
+        weights: one number per part.
+        factor: a function of labels or extras whose value multiplies the sum, or None.
+        classes: number of classes that the logits must have, or None for any number.
     """
 
     terms: tuple[Term, ...]
@@ -40,20 +40,43 @@ class Combined:
         if self.factor is None:
             return values
         weights = self.factor(**{name: given[name] for name in self._factor_names}).to(values.dtype)
-        return of_weight(weights, values)
+        return apply_weights(weights, values)
 
-    @property
-    def weighted(self) -> list[tuple[float, Term]]:
-        """Weights and terms of the parts that count: what has no weight may be infinite. All of them if none counts.
+    @cached_property
+    def derivative(self) -> Derivative | None:
+        """The closed derivative of the sum if all its parts have one, otherwise None; see `signature.derivative`."""
+        parts = [(weight, derivative_of(term), names) for weight, term, names in self._bound]
+        closed = [(weight, part, names) for weight, part, names in parts if part is not None]
+        if len(closed) < len(parts) or type(self) is not Combined or not _is_constant(self.factor):
+            return None
 
-        A part that learns counts: DDP waits for the gradients of all parameters, be they 0.
-        """
-        pairs = list(zip(self.weights, self.terms, strict=True))
-        return [pair for pair in pairs if pair[0] != 0 or _has_parameters(pair[1])] or pairs
+        def grads(**given: Tensor) -> Grads:
+            total: Grads = {}
+            for weight, part, names in closed:
+                for name, grad in part(**{each: given[each] for each in names}).items():
+                    weighted = grad if weight == 1.0 else weight * grad
+                    total[name] = total[name] + weighted if name in total else weighted
+            if self.factor is None:
+                return total
+            weights = self.factor(**{name: given[name] for name in self._factor_names})
+            return {name: grad * weights.to(given[name].dtype) for name, grad in total.items()}
+
+        grads.term = self  # type: ignore[attr-defined]
+        return grads
+
+    def __getstate__(self) -> dict[str, object]:
+        """Leave out what is computed from the fields: a closure cannot be pickled."""
+        return {name: value for name, value in self.__dict__.items() if name in self.__dataclass_fields__}
 
     @cached_property
     def _bound(self) -> list[tuple[float, Term, tuple[str, ...]]]:
-        return [(weight, term, parameters(term)) for weight, term in self.weighted]
+        """Weight, term and parameters of the parts that count: a part of weight 0 may be infinite. All if none counts.
+
+        A part with parameters to learn counts even with weight 0: DDP waits for the gradients of all parameters.
+        """
+        pairs = list(zip(self.weights, self.terms, strict=True))
+        counted = [pair for pair in pairs if pair[0] != 0 or _has_parameters(pair[1])] or pairs
+        return [(weight, term, parameters(term)) for weight, term in counted]
 
     @cached_property
     def _factor_names(self) -> tuple[str, ...]:
@@ -71,13 +94,13 @@ class Combined:
         return f"({inner})" if self.factor is None else f"{name_of(self.factor)} * ({inner})"
 
 
-def of_weight(weights: Tensor, values: Tensor) -> Tensor:
-    """`weights * values` of items, `(n,)` each: what has no weight may be infinite."""
+def apply_weights(weights: Tensor, values: Tensor) -> Tensor:
+    """Return `weights * values`, `(n,)` each, where a value of weight 0 may be infinite or NaN."""
     return weights * values.masked_fill(weights == 0, 0)
 
 
 def scaled(weight: float | Tensor, values: Tensor) -> Tensor:
-    """`weight * values`, where values of weight 0 may be infinite; a tensor is a weight to be learnt, be it 0."""
+    """Return `weight * values`; values of weight 0 may be infinite, unless the weight is a tensor to be learned."""
     kept = isinstance(weight, Tensor) or weight != 0
     return weight * (values if kept else values.masked_fill(~values.isfinite(), 0))
 
@@ -91,54 +114,60 @@ def _has_parameters(term: Term) -> bool:
 
 
 def sequence_averaged(term: Term) -> Combined:
-    """The term times the extra `sequence_share`, one over the number of items in the item's sequence."""
-    return Combined((term,), (1.0,), sequence_share, _classes([term]))
+    """Return the term times the extra `sequence_weights`, one over the number of labels in the label's sequence."""
+    return Combined((term,), (1.0,), sequence_weights, common_classes([term]))
 
 
-# Factors have the names that a reader of a message knows.
+# Factors are named after the tensors that they read, so that messages show a name that the user knows.
 def token_weights(token_weights: Tensor) -> Tensor:
-    """The weight of each item."""
+    """Return the weight of each token."""
     return token_weights
 
 
-def sequence_share(sequence_share: Tensor) -> Tensor:
-    """One over the number of items in each item's sequence."""
-    return sequence_share
+def sequence_weights(sequence_weights: Tensor) -> Tensor:
+    """Return one over the number of labels in each label's sequence."""
+    return sequence_weights
 
 
 def class_weights(labels: Tensor, *, table: Tensor) -> Tensor:
-    """The weight of each item's class."""
+    """Return the weight of each label's class."""
     return table.to(labels.device, accumulator_dtype(labels.device), non_blocking=True)[labels]
 
 
+def _is_constant(factor: Term | None) -> bool:
+    """Return whether the factor is known to depend on labels and extras alone."""
+    function = factor.func if isinstance(factor, partial) and not factor.args else factor
+    return function in (None, token_weights, sequence_weights, class_weights)
+
+
 def summands(term: Term) -> tuple[Combined, ...]:
-    """The terms that a sum is made of, without their weights, each under the factors of the sum; none of another."""
+    """Return the parts of a sum without their weights, each with the factors of the sum; () for any other term."""
     if not isinstance(term, Combined):
         return ()
     inner = term.terms if len(term.terms) > 1 else summands(term.terms[0])
     return tuple(replace(term, terms=(part,), weights=(1.0,)) for part in inner)
 
 
-def plain_name(term: Term) -> str:
-    """The name of the function behind a term, without its options and factors."""
+def function_name(term: Term) -> str:
+    """Return the name of the function behind a term, without its options and factors."""
     if isinstance(term, Combined) and len(term.terms) == 1:
-        return plain_name(term.terms[0])
-    return plain_name(term.func) if isinstance(term, partial) else name_of(term)
+        return function_name(term.terms[0])
+    return function_name(term.func) if isinstance(term, partial) else name_of(term)
 
 
 def factors(term: Term) -> tuple[Term, ...]:
-    """The factors that weight a whole term: of `class_weighted(token_weighted(term), ...)` both."""
+    """Return the factors that weight a whole term: both of `class_weighted(token_weighted(term), ...)`."""
     if not isinstance(term, Combined):
         return ()
     inner = factors(term.terms[0]) if len(term.terms) == 1 else ()
     return inner if term.factor is None else (term.factor, *inner)
 
 
-def _classes(terms: Iterable[Term], *more: int) -> int | None:
-    """The one number of classes that weighted parts agree on."""
+def common_classes(terms: Iterable[Term], *more: int) -> int | None:
+    """Return the number of classes that all class-weighted parts agree on, or None without such parts."""
     numbers = {*more, *(getattr(term, "classes", None) for term in terms)} - {None}
     if len(numbers) > 1:
         raise ValueError(
-            f"the parts are weighted for different numbers of classes: {sorted(str(number) for number in numbers)}"
+            f"all class-weighted parts must have the same number of classes, got {sorted(map(str, numbers))}"
         )
     return numbers.pop() if numbers else None

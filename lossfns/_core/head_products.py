@@ -1,6 +1,6 @@
-"""The products of a head with the vocabulary: rows to raw logits, and their gradient back to rows and parameters.
+"""The matrix products of a head: rows to raw logits, and the gradient of these back to rows and parameters.
 
-Three a row where everything is trained, as in a plain backward pass; what is frozen costs nothing.
+Three products per row if everything is trained, as in a plain backward pass; frozen parts cost nothing.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from .autograd import unhooked
+from .autograd import without_saved_tensor_hooks
 from .rows import compute_dtype, rows_per_chunk
 
-# On a CPU a float32 product of some rows and the head is up to a third faster transposed, the head first, where the
-# rows fill the processor's vectors; else it is many times slower. Logits of so many classes stay in cache until they
-# are transposed back.
-ROWS_OF_A_VECTOR = 16
+# On a CPU a float32 product of a few rows and the head is up to a third faster transposed, with the head first, if the
+# rows fill the processor's vectors; otherwise it is many times slower. The logits of this many classes stay in cache
+# until they are transposed back.
+ROWS_PER_VECTOR = 16
 CLASSES_TRANSPOSED = 1024
 
 
 @dataclass(frozen=True)
 class Head:
-    """What turns hidden states into logits.
+    """The map from hidden states to logits.
 
     Attributes:
-        module: the output embedding, called as a module, so that adapters and biases stay right.
+        module: the output embedding, called as a module, so that adapters and biases are respected.
         classes: number of logits.
         scale: factor of the module's output.
         softcap: bound `c` of `c * tanh(z / c)` applied last, or None.
@@ -42,18 +42,18 @@ class Head:
     autocast: torch.dtype | None = None
 
     def region(self, device: torch.device) -> AbstractContextManager[Any]:
-        """The autocast state the head ran in during the model's forward, to be entered where autocast is off."""
+        """Return the autocast context of the head in the model's forward; enter it where autocast is off."""
         if self.autocast is None:
             return nullcontext()
-        # A cast remembered without a graph would later cut the weight off from its gradient.
+        # A cast cached without a graph would later cut the weight off from its gradient.
         return torch.autocast(device.type, dtype=self.autocast, cache_enabled=torch.is_grad_enabled())
 
     def parameters(self) -> tuple[nn.Parameter, ...]:
-        """Those that want a gradient."""
+        """Return the parameters that need a gradient."""
         return tuple(parameter for parameter in self.module.parameters() if parameter.requires_grad)
 
     def draws(self) -> bool:
-        """Is there dropout in the head, so that no two calls agree?"""
+        """Return whether the head has active dropout, so that two calls differ."""
         dropouts = (part for part in self.module.modules() if isinstance(part, nn.modules.dropout._DropoutNd))
         return any(part.training and part.p > 0 for part in dropouts)
 
@@ -64,20 +64,20 @@ class Head:
         return z if self.softcap is None else z.div_(self.softcap).tanh_().mul_(self.softcap)
 
     def chain(self, x: Tensor, gradient: Tensor) -> Tensor:
-        """From the gradient of the finished logits `x` to that of the module's output, in place; uses `x` as room."""
+        """Turn the gradient of the finished logits `x` into that of the module's output, in place; overwrites `x`."""
         if self.softcap is not None:
             gradient.mul_(x.div_(self.softcap).square_().neg_().add_(1))
         return gradient if self.scale == 1.0 else gradient.mul_(self.scale)
 
 
 class ModuleProducts:
-    """Those of any module, by autograd.
+    """The products of any module, by autograd.
 
     Args:
         head: the head.
-        hidden: hidden states, of which rows will come.
-        parameters: parameters of the head that want a gradient.
-        of_hidden: do the rows want one?
+        hidden: hidden states, whose rows will be passed to `logits`.
+        parameters: parameters of the head that need a gradient.
+        of_hidden: whether the rows need one.
 
     Attributes:
         sums: gradients of the parameters so far, float32 or better.
@@ -89,9 +89,9 @@ class ModuleProducts:
         self._graph: tuple[Tensor, Tensor] | None = None
 
     def logits(self, rows: Tensor) -> Tensor:
-        """Raw logits `(n, V)` of rows `(n, H)`; the caller may write their gradient over them."""
-        self._graph = None  # before the next logits are made
-        with torch.set_grad_enabled(self.of_hidden or bool(self.parameters)), unhooked():
+        """Return the raw logits `(n, V)` of rows `(n, H)`; the caller may write their gradient over them."""
+        self._graph = None  # frees the last logits before the next ones are computed
+        with torch.set_grad_enabled(self.of_hidden or bool(self.parameters)), without_saved_tensor_hooks():
             leaf = rows.detach().requires_grad_(self.of_hidden)
             with self.head.region(rows.device):
                 z: Tensor = self.head.module(leaf)
@@ -99,8 +99,8 @@ class ModuleProducts:
         return z.detach()
 
     def backward(self, gradient: Tensor) -> Tensor | None:
-        """Gradient of the latest rows, if wanted; those of the parameters are added to `sums`."""
-        assert self._graph is not None, "backward comes after logits"
+        """Return the gradient of the latest rows, if needed; those of the parameters are added to `sums`."""
+        assert self._graph is not None, "logits must be called before backward"
         leaf, z = self._graph
         found = [*torch.autograd.grad(z, [leaf] * self.of_hidden + [*self.parameters], gradient, allow_unused=True)]
         of_rows = found.pop(0) if self.of_hidden else None
@@ -111,9 +111,9 @@ class ModuleProducts:
 
 
 class LinearProducts:
-    """Those of a plain `nn.Linear`, without a graph: one room for all logits, weight gradients added up in the cache.
+    """The products of a plain `nn.Linear`, without a graph: one buffer for all logits, weight gradients added in cache.
 
-    bfloat16 products are added up in float32, a block of the vocabulary at a time.
+    bfloat16 products are accumulated in float32, a block of the vocabulary at a time.
     """
 
     def __init__(self, head: Head, hidden: Tensor, parameters: Sequence[Tensor], *, of_hidden: bool, step: int) -> None:
@@ -124,16 +124,16 @@ class LinearProducts:
         self._of_weight, self._of_bias = sum_of.get(id(module.weight)), sum_of.get(id(module.bias))
         self._weight = module.weight.detach().to(dtype)
         self._bias = None if module.bias is None else module.bias.detach().to(dtype)
-        self._room = torch.empty((step, head.classes), dtype=dtype, device=hidden.device)
+        self._buffer = torch.empty((step, head.classes), dtype=dtype, device=hidden.device)
         self._rows = hidden.new_empty(0)
 
     def logits(self, rows: Tensor) -> Tensor:
-        self._rows, room = rows.to(self._weight.dtype), self._room[: len(rows)]
-        if _is_faster_transposed(room):
-            return self._transposed_logits(room)
+        self._rows, out = rows.to(self._weight.dtype), self._buffer[: len(rows)]
+        if _is_faster_transposed(out):
+            return self._transposed_logits(out)
         if self._bias is None:
-            return torch.mm(self._rows, self._weight.t(), out=room)
-        return torch.addmm(self._bias, self._rows, self._weight.t(), out=room)
+            return torch.mm(self._rows, self._weight.t(), out=out)
+        return torch.addmm(self._bias, self._rows, self._weight.t(), out=out)
 
     def backward(self, gradient: Tensor) -> Tensor | None:
         if self._of_weight is not None:
@@ -146,11 +146,11 @@ class LinearProducts:
             return (self._weight.t() @ gradient.t()).t()
         return gradient @ self._weight
 
-    def _transposed_logits(self, room: Tensor) -> Tensor:
-        for start in range(0, room.shape[1], CLASSES_TRANSPOSED):
+    def _transposed_logits(self, out: Tensor) -> Tensor:
+        for start in range(0, out.shape[1], CLASSES_TRANSPOSED):
             some = slice(start, start + CLASSES_TRANSPOSED)
-            room[:, some] = (self._weight[some] @ self._rows.t()).t()
-        return room if self._bias is None else room.add_(self._bias)
+            out[:, some] = (self._weight[some] @ self._rows.t()).t()
+        return out if self._bias is None else out.add_(self._bias)
 
     def _add_weight_gradient(self, total: Tensor, gradient: Tensor) -> None:
         step = rows_per_chunk(total.shape[1], total.dtype, total.device)
@@ -162,7 +162,7 @@ class LinearProducts:
 
 
 def _is_faster_transposed(logits: Tensor) -> bool:
-    return logits.is_cpu and logits.dtype == torch.float32 and len(logits) % ROWS_OF_A_VECTOR == 0
+    return logits.is_cpu and logits.dtype == torch.float32 and len(logits) % ROWS_PER_VECTOR == 0
 
 
 def _zeros(parameters: Sequence[Tensor]) -> list[Tensor]:
@@ -172,14 +172,14 @@ def _zeros(parameters: Sequence[Tensor]) -> list[Tensor]:
 def products(
     head: Head, hidden: Tensor, parameters: Sequence[Tensor], *, of_hidden: bool, step: int
 ) -> ModuleProducts | LinearProducts:
-    """The products of `head`, which will be asked for at most `step` rows at a time."""
+    """Return the products of `head` for at most `step` rows at a time."""
     if _is_plain(head.module) and not (head.autocast and hidden.dtype == torch.float64):
         return LinearProducts(head, hidden, parameters, of_hidden=of_hidden, step=step)
     return ModuleProducts(head, hidden, parameters, of_hidden=of_hidden)
 
 
 def _is_plain(module: nn.Module) -> bool:
-    """Does calling this module do nothing but `x @ weight.T + bias`? Adapters, quantised weights and hooks do more."""
+    """Return whether the module only computes `x @ weight.T + bias`; adapters, quantised weights and hooks do more."""
     hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
     return (
         type(module) is nn.Linear

@@ -1,4 +1,4 @@
-"""Logits that never exist: read a model's last hidden states and its head instead."""
+"""Read the last hidden states of a model and its head, so that its logits never exist."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from torch import Tensor, nn
 
 from .alignment import select_logits
 from .autograd import autocast_off
-from .checks import check_logits, function
+from .checks import check_logits
 from .head_products import Head
 
 
 def classes_of(head: nn.Module, hidden: Tensor) -> int:
-    """How many logits a head gives, asked of the head itself with no row at all."""
-    function(head, "head")
+    """Return the number of logits of a head, found by calling it with no rows."""
     try:
         with torch.no_grad():
             return int(head(check_logits(hidden).detach().reshape(-1, hidden.shape[-1])[:0]).shape[-1])
@@ -26,24 +25,24 @@ def classes_of(head: nn.Module, hidden: Tensor) -> int:
         raise ValueError(f"the head {head} does not take hidden states {given}: {error}") from error
 
 
-def stand_in(hidden: Tensor, head: Head) -> Tensor:
-    """A tensor of the logits' shape, dtype and device that occupies no memory."""
+def logits_like(hidden: Tensor, head: Head) -> Tensor:
+    """Return a tensor of the logits' shape, dtype and device that occupies no memory."""
     return hidden.detach()[..., :1].expand(*hidden.shape[:-1], head.classes)
 
 
-# What hands on the values it gets, in a graph: `clone`, `to`, and DDP where it searches for unused parameters.
+# Nodes of a graph that return their input's values: `clone`, `to`, and DDP when it searches for unused parameters.
 _COPIES = {"CloneBackward0", "ToCopyBackward0", "_DDPSinkBackward"}
 
 
 @dataclass(frozen=True)
 class _Forward:
-    """What one forward of the model left behind.
+    """The record of one forward of the model.
 
     Attributes:
         hidden: the last hidden states.
-        autocast: dtype of the autocast region they were made in, or None.
+        autocast: dtype of the autocast region that they were computed in, or None.
         logits: the model's own logits of the last position, `(B, V)`.
-        node: what made those logits in the graph, or None without one.
+        node: the node of the graph that produced those logits, or None without a graph.
     """
 
     hidden: Tensor
@@ -51,23 +50,23 @@ class _Forward:
     logits: Tensor
     node: Any
 
-    def gave(self, logits: Tensor) -> bool:
-        """Are these the logits of this forward, or a copy of them: DDP's, or one in another dtype?"""
+    def produced(self, logits: Tensor) -> bool:
+        """Return whether these are the logits of this forward, or a copy of them by DDP or in another dtype."""
         last = _last(logits)
         if last.shape != self.logits.shape:
             return False
         if last.data_ptr() == self.logits.data_ptr():
             return True
-        made_by: Any = logits.grad_fn
-        copied = self.node is not None and type(made_by).__name__ in _COPIES
-        if copied and any(node is self.node for node, _ in made_by.next_functions):
+        last_node: Any = logits.grad_fn
+        copied = self.node is not None and type(last_node).__name__ in _COPIES
+        if copied and any(node is self.node for node, _ in last_node.next_functions):
             return True
-        # Otherwise, as without a graph, the values decide, which waits for the device.
+        # Otherwise, for example without a graph, compare the values; this waits for the device.
         return torch.allclose(last.to(self.logits.dtype), self.logits, 0.0, 0.0, equal_nan=True)
 
 
 class HiddenStates:
-    """The last hidden states of a model's latest forward, and its head. Made by `hidden_states`.
+    """The last hidden states of a model's latest forward, and its head. Built by `hidden_states`.
 
     Attributes:
         model: the model the hooks are on.
@@ -86,7 +85,7 @@ class HiddenStates:
         ]
 
     def remove(self) -> None:
-        """Take the hooks off: the model returns all its logits again."""
+        """Remove the hooks, so that the model returns all its logits again."""
         while self._handles:
             self._handles.pop().remove()
         self._decoded = self._forward = None
@@ -101,7 +100,7 @@ class HiddenStates:
         return f"hidden_states({type(self.model).__name__})"
 
     def __getstate__(self) -> dict[str, Any]:
-        """As if removed, where the model is copied or pickled with its hooks: nobody could take those of a copy off."""
+        """Return the state of a removed source: a copy or pickle of the model could not remove its hooks."""
         return self.__dict__ | {"_decoded": None, "_forward": None, "_handles": []}
 
     def _before(
@@ -111,13 +110,12 @@ class HiddenStates:
             return None
         if getattr(model, "_is_replica", False):
             raise RuntimeError(
-                "hidden_states does not work under DataParallel: each replica would keep its own. Start one process "
-                "a GPU with torchrun, or use the logits"
+                "hidden_states does not work under DataParallel, where each replica would keep its own. Start one "
+                "process per GPU with torchrun, or use the logits"
             )
         if isinstance(kwargs.get("logits_to_keep"), Tensor):
             raise ValueError(
-                "the batch chooses logits (keep_supervised_logits) and hidden_states does without them: take one of "
-                "the two away"
+                "the batch selects logits (keep_supervised_logits) and hidden_states replaces them: remove one"
             )
         self._decoded = self._forward = None
         given = args[0] if args else kwargs.get("input_ids", kwargs.get("inputs_embeds"))
@@ -134,35 +132,34 @@ class HiddenStates:
     def _model_done(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if self._decoded is not None:
             hidden, autocast = self._decoded
-            # Virtual tokens of prompt tuning stand in front of those the model was given.
-            own = hidden if self._length is None else hidden[:, -self._length :]
+            # Virtual tokens of prompt tuning come before those that the model was given.
+            hidden = hidden if self._length is None else hidden[:, -self._length :]
             logits = select_logits(output, None)
-            self._forward = _Forward(own, autocast, _last(logits), logits.grad_fn)
+            self._forward = _Forward(hidden, autocast, _last(logits), logits.grad_fn)
 
-    def read(self, outputs: Any, rows: int) -> tuple[Tensor, Head]:
-        """The hidden states of the latest forward and the head.
+    def read(self, logits: Tensor, rows: int) -> tuple[Tensor, Head]:
+        """Return the hidden states of the latest forward and the head.
 
         Args:
-            outputs: what that forward returned, with its one logit a row.
-            rows: samples in the batch.
+            logits: the logits that that forward returned, one position per row.
+            rows: number of samples in the batch.
 
         Raises:
-            RuntimeError: no forward of this model came before, these are the outputs of another one, or the source was
-                removed.
+            RuntimeError: the model has not run yet, the logits are those of another forward, or the source was removed.
             ValueError: the head and its config do not give the model's own logits, or the head is sharded.
         """
         if not self._handles:
             raise RuntimeError(
-                f"{self!r} was removed, or copied with its model, and keeps no hidden states any more: remove it after "
+                f"{self!r} was removed, or copied with its model, and no longer keeps hidden states: remove it after "
                 "the last evaluation, or give the Trainer a new one"
             )
-        latest, logits = self._forward, select_logits(outputs, None)
-        if latest is None or latest.hidden.shape[0] != rows or not latest.gave(logits):
+        latest = self._forward
+        if latest is None or latest.hidden.shape[0] != rows or not latest.produced(logits):
             seen = "no forward" if latest is None else "another forward"
             raise RuntimeError(
-                f"{self!r} saw {seen}, not the one that gave these outputs of {rows} rows. Is it the model "
-                "that the Trainer runs, whole? With model_init the Trainer makes new ones, and DataParallel splits the "
-                "batch among replicas: use the logits there"
+                f"{self!r} saw {seen}, not the one that produced these outputs of {rows} rows. It must be the "
+                "source of the whole model that the Trainer runs. With model_init the Trainer makes new models, and "
+                "DataParallel splits the batch among replicas: use the logits there"
             )
         module = self.model.get_output_embeddings()  # type: ignore[operator]
         _refuse_sharded(self.model, module)
@@ -174,28 +171,28 @@ class HiddenStates:
 
 
 def hidden_states(model: nn.Module) -> HiddenStates:
-    """Let a causal language model return one logit a row, and read its last hidden states instead.
+    """Make a causal language model return one position of logits per row, and read its last hidden states instead.
 
-    Hooks on this instance ask for `logits_to_keep=1` and keep what the decoder returns. Losses and reducers take the
-    source as `source=`; the head is then called on the supervised rows alone, some hundred at a time, and the largest
-    tensor of the step never exists. The one logit a row that the model still makes is held against them: that of the
-    first batch against the head's, so that no model with another head goes through, and that of every batch against
-    the outputs, so that none is read with the hidden states of another.
+    Hooks on this instance request `logits_to_keep=1` and keep what the decoder returns. Losses and reducers take the
+    source as `source=`; the head is then called on the supervised rows only, a few hundred at a time, and the largest
+    tensor of the step never exists. The logits that the model still returns are used as a check: in the first batch
+    they are compared with those of the head, so that a model with another head is refused, and in every batch with
+    the outputs, so that these are never read with the hidden states of another forward.
 
-    What is read is what the decoder returns, not the last of `output_hidden_states`: of BioGPT that lacks a norm in
+    The source reads what the decoder returns, not the last of `output_hidden_states`, which lacks a norm for BioGPT in
     some versions. A decoder with a transform before its head (Bert, Roberta) raises on the first batch.
 
-    Not under DataParallel, with `model_init`, a sharded head (FSDP, ZeRO-3), or together with `keep_supervised_logits`:
-    each raises. FSDP2 may keep the head whole, as `fully_shard(model, reshard_after_forward=False)` does.
+    It raises under DataParallel, with `model_init`, with a sharded head (FSDP, ZeRO-3), and together with
+    `keep_supervised_logits`. FSDP2 may keep the head whole: `fully_shard(model, reshard_after_forward=False)`.
 
     Args:
-        model: the model given to the Trainer, PEFT models included.
+        model: the model given to the Trainer; PEFT models work too.
 
     Returns:
-        The source; `remove()`, or leaving its `with` block, takes the hooks off. A copy of the model is a plain model.
+        The source; `remove()`, or leaving its `with` block, removes the hooks. A copy of the model is a plain model.
 
     Raises:
-        TypeError: the model's forward has no `logits_to_keep`, or it has no decoder or head to ask for.
+        TypeError: the model's forward has no `logits_to_keep`, or the model names no decoder or head.
 
     Example:
         >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -206,12 +203,12 @@ def hidden_states(model: nn.Module) -> HiddenStates:
         hidden_states(LlamaForCausalLM)
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"hidden_states takes a model, not {type(model).__name__}")
+        raise TypeError(f"hidden_states takes a model, got {type(model).__name__}")
     base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
     if "logits_to_keep" not in inspect.signature(base.forward).parameters:
         raise TypeError(
-            f"the forward of {type(base).__name__} does not take logits_to_keep, so it always makes all its logits; a "
-            "newer transformers may have it. Use the logits, with overwrite_logits=True where memory is short"
+            f"the forward of {type(base).__name__} does not take logits_to_keep, so it always computes all its logits; "
+            "a newer transformers may have it. Use the logits, with overwrite_logits=True where memory is short"
         )
     decoder: Any = base.get_decoder() if hasattr(base, "get_decoder") else None
     if decoder is base:  # up to transformers 4.57 some models returned themselves
@@ -222,7 +219,7 @@ def hidden_states(model: nn.Module) -> HiddenStates:
 
 
 def head_of(model: nn.Module, module: nn.Module, hidden: Tensor) -> Head:
-    """The head with the scale and soft-cap that the model's config states."""
+    """Return the head with the scale and soft-cap of the model's config."""
     config: Any = getattr(model, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     caps = [getattr(text, name, None) for name in ("final_logit_softcapping", "logits_soft_cap")]
@@ -235,9 +232,9 @@ def head_of(model: nn.Module, module: nn.Module, hidden: Tensor) -> Head:
 
 
 def _refuse_sharded(model: nn.Module, module: nn.Module) -> None:
-    """Raise where FSDP, ZeRO-3 or tensor parallelism hold the head, unless FSDP2 keeps it whole until backward is done.
+    """Raise ValueError if the head is sharded (FSDP, ZeRO-3, TP), unless FSDP2 keeps it whole until backward.
 
-    A head that looks whole may be gone by then: with FSDP2 in a group of its own, whose backward never comes.
+    A head that looks whole may be resharded by then: if FSDP2 put it into a separate group, whose backward never runs.
     """
     shards = [
         name
@@ -247,14 +244,14 @@ def _refuse_sharded(model: nn.Module, module: nn.Module) -> None:
     managed = any(getattr(part, "_is_fsdp_managed_module", False) for part in module.modules())
     if shards or (managed and not _in_the_models_group(model, module)):
         raise ValueError(
-            f"the head {type(module).__name__} is sharded (FSDP, ZeRO-3), and reading it outside forward is not shown "
-            "to be right. Let FSDP2 keep it whole, with fully_shard(model, reshard_after_forward=False) and none of "
-            "the head itself, or use the logits"
+            f"the head {type(module).__name__} is sharded (FSDP, ZeRO-3), and reading it outside forward is not "
+            "supported. Let FSDP2 keep it whole, with fully_shard(model, reshard_after_forward=False) and no "
+            "fully_shard of the head itself, or use the logits"
         )
 
 
 def _in_the_models_group(model: nn.Module, module: nn.Module) -> bool:
-    """Did FSDP2 put the module into the group of the whole model, not into one of its own or of a part?"""
+    """Return whether FSDP2 put the module into the group of the whole model, and not into a smaller one."""
     from torch.distributed.fsdp import FSDPModule
 
     holders = [part for part in model.modules() if isinstance(part, FSDPModule) and module in set(part.modules())]
@@ -262,12 +259,12 @@ def _in_the_models_group(model: nn.Module, module: nn.Module) -> bool:
 
 
 def _last(logits: Tensor) -> Tensor:
-    """Those of the last position, `(B, V)`."""
+    """Return the logits of the last position, `(B, V)`."""
     return logits.detach()[:, -1]
 
 
 def _compare(head: Head, hidden: Tensor, given: Tensor) -> None:
-    """Raise ValueError unless `head(hidden)` gives the model's own last logits: no table of heads can be complete."""
+    """Raise ValueError unless `head(hidden)` equals the model's last logits: a table of heads cannot be complete."""
     with torch.no_grad(), autocast_off(hidden.device):
         with head.region(hidden.device):
             z = head.module(hidden[:, -1:].detach())[:, -1]
@@ -275,16 +272,16 @@ def _compare(head: Head, hidden: Tensor, given: Tensor) -> None:
     if given.shape != expected.shape:
         gap = f"in shape, {tuple(expected.shape)} for {tuple(given.shape)}"
     else:
-        same_nan = given.isnan() & expected.isnan()  # of padding alone, or of a model that is beyond help
+        same_nan = given.isnan() & expected.isnan()  # of rows that are only padding
         difference = float((given.to(expected) - expected).masked_fill(same_nan, 0).abs().max())
-        # Rounding differs where the model is compiled; a cap or scale that is missing here is seen far above it.
+        # Rounding differs if the model is compiled; a missing cap or scale makes a far larger difference.
         coarsest = max(torch.finfo(dtype).eps for dtype in (head.autocast or hidden.dtype, given.dtype))
         if difference <= coarsest**0.5 * float(expected.nan_to_num().abs().max()):
             return
         gap = f"by up to {difference:.3g}"
-    reason = "is not all that stands between the decoder's output and the logits of this model. Use the logits"
+    reason = "is not the only step between the decoder's output and the logits of this model. Use the logits"
     if head.draws():
-        reason = "has dropout, so that no two calls agree: call trainer.evaluate() once before train(), or set it to 0"
+        reason = "has dropout, so that two calls differ: call trainer.evaluate() once before train(), or set it to 0"
     raise ValueError(
         f"head(hidden_states) differs from the model's own logits {gap}: {type(head.module).__name__} {reason}"
     )

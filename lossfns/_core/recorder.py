@@ -11,14 +11,15 @@ from torch import Tensor
 
 
 @dataclass
-class Notes:
-    """What one call of a loss leaves behind, without a graph.
+class Recorder:
+    """Statistics that one call of a loss leaves behind, without a graph.
 
     Attributes:
-        fields: statistics to measure beside those that the term asks for.
-        measured: these, `(n,)` each, of the scored items of the first tensor of logits; empty where no kernel ran.
-        parts: the summands of the term by name, each divided as the loss is.
-        share: the items of this call by the count of its window, 0-d float64, None until a loss counted.
+        fields: statistics to measure in addition to those that the term asks for.
+        measured: these statistics, `(n,)` each, of the scored labels of the first tensor of logits; empty if the loss
+            does not run the kernel.
+        parts: name and value of each summand of the term, divided as the loss is.
+        share: number of labels of this call divided by the count of its window, 0-d float64; None until a loss counts.
     """
 
     fields: tuple[str, ...] = ()
@@ -27,20 +28,15 @@ class Notes:
     share: Tensor | None = None
 
 
-# Like torch's own grad mode, it holds for the calls inside a `with` block and no longer.
-_watching: ContextVar[Notes | None] = ContextVar("lossfns_notes", default=None)
-
-
-def current_notes() -> Notes | None:
-    """Where a loss that runs now leaves its notes; None where nobody watches."""
-    return _watching.get()
+# The recorder that a running loss fills, or None. Like torch's grad mode, it holds for the calls inside a `with` block.
+ACTIVE: ContextVar[Recorder | None] = ContextVar("lossfns_recorder", default=None)
 
 
 @contextmanager
-def taking(notes: Notes) -> Iterator[None]:
-    """Let the loss called in this block fill `notes`."""
-    token = _watching.set(notes)
+def recording(recorder: Recorder) -> Iterator[None]:
+    """Let the loss that is called in this block fill `recorder`."""
+    token = ACTIVE.set(recorder)
     try:
         yield
     finally:
-        _watching.reset(token)
+        ACTIVE.reset(token)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .._core.alignment import split_labels
-from .._core.checks import IGNORED, described
+from .._core.checks import IGNORED, describe
 from .label_dicts import misses_first_labels
 from .wrapper import Batch, Collator, Wrapper, batch_labels, collated
 
@@ -101,7 +101,7 @@ class MaskMissing(Wrapper):
         batch = collated(self.collator, features)
         labels = batch.get("labels")
         if not isinstance(labels, Tensor) or not labels.is_floating_point():
-            raise ValueError(f"the collator must return floating labels, got {described(labels)}")
+            raise ValueError(f"the collator must return floating labels, got {describe(labels)}")
         return {**batch, "labels": labels.masked_fill(labels.isnan(), IGNORED)}
 
 
@@ -199,7 +199,7 @@ class PackSpans(Wrapper):
         batch = collated(self.collator, features)
         ends = [batch.pop(name, None) for name in ("start_positions", "end_positions")]
         if not all(isinstance(end, Tensor) and end.ndim == 1 for end in ends):
-            given = ", ".join(map(described, ends))
+            given = ", ".join(map(describe, ends))
             raise ValueError(f"the collator must return start_positions and end_positions (batch,), got {given}")
         spans = torch.stack(ends, dim=1)
         outside = (spans < 0) | (spans >= batch["input_ids"].shape[1])

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._core.alignment import widened
-from .._core.checks import described, function
+from .._core.alignment import split_labels
+from .._core.checks import describe
 
 Batch = dict[str, Any]
 Collator = Callable[[list[Any]], Batch]
@@ -36,7 +36,7 @@ def collated(collator: Collator, features: list[Any]) -> Batch:
     Raises:
         TypeError: it returns no dict.
     """
-    batch: Any = function(collator, "collator")(features)
+    batch: Any = collator(features)
     if not isinstance(batch, Mapping):
         raise TypeError(
             f"the collator must return a dict of tensors, with the inputs of the model and 'labels'; {collator!r} "
@@ -54,5 +54,5 @@ def batch_labels(batch: Batch, *, dimensions: int | None = 2) -> Tensor:
     fits = isinstance(labels, Tensor) and dimensions in (None, labels.ndim)
     if not isinstance(labels, Tensor) or not fits or labels.is_floating_point() or labels.dtype == torch.bool:
         shape = "" if dimensions is None else " of shape (batch, sequence)"
-        raise ValueError(f"the collator must return integer labels{shape}, got {described(labels)}")
-    return widened(labels)
+        raise ValueError(f"the collator must return integer labels{shape}, got {describe(labels)}")
+    return split_labels(labels)[0]

@@ -15,7 +15,7 @@ import transformers
 from tokenizers import ByteLevelBPETokenizer
 from tqdm.auto import tqdm
 
-from lossfns import causal_lm_loss, cross_entropy, distillation_loss, distilled, weighted_sum
+from lossfns import causal_lm_loss, cross_entropy, distillation_loss, teacher_divergence, weighted_sum
 from lossfns.collators import with_extras
 from metrics import language_modeling
 from reducers import sample_sums
@@ -59,7 +59,9 @@ def make_trainer(options, args):
         train_dataset=rows[:cut],
         eval_dataset=rows[cut:],
         data_collator=with_extras(transformers.default_data_collator, ["teacher_ids", "teacher_log_probs"], shift=1),
-        compute_loss_func=partial(distillation_loss, term=weighted_sum((0.5, cross_entropy), (0.5, distilled))),
+        compute_loss_func=partial(
+            distillation_loss, term=weighted_sum((0.5, cross_entropy), (0.5, teacher_divergence))
+        ),
         preprocess_logits_for_metrics=partial(sample_sums, shift=1),
         compute_metrics=language_modeling(),
     )

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._core.signature import KNOWN, Term, parameters
+from .._core.signature import STATISTICS, Term, parameters
 from ..regression import STATISTICS as REGRESSION
 from .rules import Check, Finding, Report, Rule, judge, select
 from .tasks import Extra
 
 Given = dict[str, Tensor]
 
-_MEASURED = (*KNOWN, *REGRESSION, "outcome")
+_MEASURED = (*STATISTICS, "labels", *REGRESSION, "outcome")
 _ITEMS = 12
 
 

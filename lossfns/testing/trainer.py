@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .. import regression
 from .._core.checks import IGNORED
-from .._core.combined import plain_name
+from .._core.combined import function_name
 from .._core.signature import STATISTICS
 from ..training import WatchedLoss
 from ._shifts import leaves
@@ -169,7 +169,7 @@ def _loss_cure(seen: Look) -> str | None:
     own = {"outcome": "multi_label_loss", **dict.fromkeys(regression.STATISTICS, "regression_loss")}
     for statistic, loss in (own | dict.fromkeys(STATISTICS, tokens)).items():
         if statistic in taken:
-            name = plain_name(seen.trainer.compute_loss_func)
+            name = function_name(seen.trainer.compute_loss_func)
             return f"{name} is a term, which a loss takes: compute_loss_func=partial({loss}, term={name})"
     return "a loss takes (outputs, labels, num_items_in_batch=None)"
 
@@ -321,7 +321,7 @@ def auxiliary_loss(seen: Look) -> Findings:
     if "auxiliary" in seen.losses and _same(seen, "auxiliary"):
         yield Finding(
             "the model computes an aux_loss, and the loss leaves it out",
-            'with_auxiliary(loss, "aux_loss", model.config.router_aux_loss_coef), or output_router_logits=False',
+            'with_aux_loss(loss, "aux_loss", model.config.router_aux_loss_coef), or output_router_logits=False',
         )
 
 

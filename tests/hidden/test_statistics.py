@@ -12,7 +12,7 @@ from lossfns._core import head as head_module
 from lossfns._core import head_products, rows
 from lossfns._core.alignment import align
 from lossfns._core.head_products import Head, LinearProducts, ModuleProducts
-from lossfns._core.hidden import stand_in
+from lossfns._core.hidden import logits_like
 from lossfns._core.signature import STATISTICS
 from tests import oracle
 
@@ -168,7 +168,7 @@ def test_weight_gradients_are_added_up_in_float32(monkeypatch):
 
 @pytest.mark.usefixtures("small_chunks")
 def test_top_ids(head):
-    pairs = align(stand_in(hidden(), Head(head, V)), LABELS, shift=0)
+    pairs = align(logits_like(hidden(), Head(head, V)), LABELS, shift=0)
     found = head_module.head_top_ids(hidden(), Head(head, V), pairs.rows, 4)
     rows = head(hidden())[LABELS != -100]
     assert found.tolist() == [oracle.ranking(row)[:4] for row in rows.detach()]
@@ -185,13 +185,15 @@ def test_no_label_gives_zeros(head):
 # --- how it is computed ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("of_hidden", "of_weight", "products"), [(True, True, 3), (True, False, 2), (False, True, 2)])
+@pytest.mark.parametrize(
+    ("of_hidden", "apply_weights", "products"), [(True, True, 3), (True, False, 2), (False, True, 2)]
+)
 @pytest.mark.parametrize("plain", [True, False])
-def test_products_with_the_vocabulary(plain, of_hidden, of_weight, products, monkeypatch):
+def test_products_with_the_vocabulary(plain, of_hidden, apply_weights, products, monkeypatch):
     """Three a supervised row, and none for what is frozen or not supervised."""
     if not plain:
         monkeypatch.setattr(head_products, "_is_plain", lambda module: False)
-    head = seeded(HEADS["linear"]).double().requires_grad_(of_weight)
+    head = seeded(HEADS["linear"]).double().requires_grad_(apply_weights)
     h = hidden().requires_grad_(of_hidden)
     with Products() as counted:
         causal_lm_loss({"logits": None}, LABELS, source=Given(h, Head(head, V))).backward()
@@ -269,7 +271,7 @@ def test_chunks_fill_vectors_of_rows(classes, dtype, most):
     """As many rows as memory allows, in sixteens, or all rows, if they are fewer."""
     head, h = Head(nn.Identity(), classes), torch.empty(999, 1, dtype=dtype)
     rows = [align(torch.empty(count, 3), torch.zeros(count, dtype=torch.int64), shift=0).rows for count in (999, 7)]
-    assert [head_module._rows_at_once(h, head, each) for each in rows] == [most, 7]
+    assert [head_module._rows_per_product(h, head, each) for each in rows] == [most, 7]
 
 
 def test_activation_checkpointing_around_the_loss():

@@ -68,7 +68,7 @@ TAUGHT_HERE = {"task": "causal_lm", "extras": tasks.TEACHER_INPUTS}
 
 DIVERGENCES = [lossfns.forward_kl, lossfns.reverse_kl, lossfns.jensen_shannon, lossfns.total_variation]
 OBJECTIVES = [lossfns.dpo, lossfns.ipo, lossfns.simpo, lossfns.orpo, lossfns.cpo, lossfns.paired_kto]
-BOTH = lossfns.weighted_sum((0.5, lossfns.cross_entropy), (0.5, lossfns.distilled))
+BOTH = lossfns.weighted_sum((0.5, lossfns.cross_entropy), (0.5, lossfns.teacher_divergence))
 info_nce = partial(lossfns.info_nce_loss, select=tasks.QUERIES_AND_KEYS)
 
 
@@ -140,7 +140,7 @@ LOSSES = [
         partial(lossfns.multi_token_loss, heads=("logits", "further"), weights=(1.0, 0.3)),
         {"task": tasks.TWO_HEADS},
     ),
-    Entry("with_auxiliary", lossfns.with_auxiliary(lossfns.causal_lm_loss, "aux_loss", 0.1), {"task": tasks.ROUTED}),
+    Entry("with_aux_loss", lossfns.with_aux_loss(lossfns.causal_lm_loss, "aux_loss", 0.1), {"task": tasks.ROUTED}),
     *(
         Entry("distillation_loss", partial(lossfns.distillation_loss, divergence=by), TAUGHT, f"by {by.__name__}")
         for by in DIVERGENCES
@@ -485,7 +485,7 @@ NOT_CALLED_BY_THE_TRAINER = {
     "reverse_kl": "a divergence of distillation_loss",
     "jensen_shannon": "a divergence of distillation_loss",
     "total_variation": "a divergence of distillation_loss",
-    "distilled": "a term of distillation_loss",
+    "teacher_divergence": "a term of distillation_loss",
     "bradley_terry": "an objective over pairs",
     "cpo": "an objective over pairs",
     "dpo": "an objective over pairs",

@@ -28,7 +28,7 @@ from lossfns import (
     seq2seq_lm_loss,
     token_classification_loss,
     watch,
-    with_auxiliary,
+    with_aux_loss,
 )
 from lossfns.collators import with_extras
 from lossfns.collators.labels import keep_supervised_logits, mask_first_label, with_decoder_inputs
@@ -158,7 +158,7 @@ RIGHT = {
     "tagging": tagging,
     "seq2seq": seq2seq,
     "experts": lambda: causal(
-        tiny.model("mixtral", output_router_logits=True), loss=with_auxiliary(causal_lm_loss, "aux_loss", 0.02)
+        tiny.model("mixtral", output_router_logits=True), loss=with_aux_loss(causal_lm_loss, "aux_loss", 0.02)
     ),
     "streaming": lambda: causal(metric=build(language_modeling(), num_samples=6), batch_eval_metrics=True),
     "best perplexity": lambda: causal(metric_for_best_model="perplexity", greater_is_better=False),
@@ -356,7 +356,7 @@ MISTAKES = {
     ),
     "label_smoothing_factor": (lambda: causal(label_smoothing_factor=0.1), "label smoothing", "is ignored"),
     "experts without their term": (
-        lambda: causal(tiny.model("mixtral", output_router_logits=True)), "auxiliary loss", "with_auxiliary"
+        lambda: causal(tiny.model("mixtral", output_router_logits=True)), "auxiliary loss", "with_aux_loss"
     ),
     "a loss without a shift": (lambda: causal(loss=masked_lm_loss), "shift", "the loss reads the logit at each label"),
     "a loss of shift 0": (lambda: causal(loss=partial(causal_lm_loss, shift=0)), "shift", "or shift=1"),

@@ -22,7 +22,7 @@ from lossfns import (
     poly1,
     segmentation_loss,
     seq2seq_lm_loss,
-    with_auxiliary,
+    with_aux_loss,
     z_loss,
 )
 from lossfns.collators import count_sequences, teacher_inputs
@@ -113,7 +113,13 @@ LINEAR = {
     "pixels": (segmentation_loss, *IMAGES, TERMS, False),
     "dice": (partial(segmentation_loss, dice=0.5), *IMAGES, TERMS, False),
     "spans": (lossfns.question_answering_loss, *SPANS, TERMS, True),
-    "teacher": (partial(distillation_loss, temperature=2.0), TOKENS[0], TARGETS, (*TERMS, lossfns.distilled), True),
+    "teacher": (
+        partial(distillation_loss, temperature=2.0),
+        TOKENS[0],
+        TARGETS,
+        (*TERMS, lossfns.teacher_divergence),
+        True,
+    ),
     "heads": (partial(multi_token_loss, heads=("logits", "second"), weights=(1.0, 0.5)), *HEADS, TERMS, False),
 }
 
@@ -213,7 +219,7 @@ def test_distillation_and_labels_in_the_stock_trainer():
     torch.testing.assert_close(*gradients, rtol=0, atol=1e-12)
 
 
-# --- with_auxiliary --------------------------------------------------------------------------------------------------
+# --- with_aux_loss --------------------------------------------------------------------------------------------------
 
 
 def outputs(value):
@@ -223,31 +229,31 @@ def outputs(value):
 @pytest.mark.parametrize(("count", "share"), [(None, 1.0), (4, 1.0), (8, 0.5), (torch.tensor([[2], [6]]), 0.5)])
 def test_the_term_is_weighted_by_its_share(count, share):
     """Four of the labels are predicted by a logit."""
-    found = with_auxiliary(causal_lm_loss, "aux_loss", 0.5)(outputs(3.0), LABELS, count)
+    found = with_aux_loss(causal_lm_loss, "aux_loss", 0.5)(outputs(3.0), LABELS, count)
     expected = causal_lm_loss(LOGITS, LABELS, count) + 0.5 * share * 3.0
     assert found.item() == pytest.approx(expected.item(), rel=1e-12)
     assert found.dtype == torch.float64
 
 
 def test_no_label_no_term():
-    loss = with_auxiliary(causal_lm_loss, "aux_loss", 0.5)
+    loss = with_aux_loss(causal_lm_loss, "aux_loss", 0.5)
     assert loss(outputs(3.0), torch.full_like(LABELS, N), 0).item() == 0.0
 
 
 def test_labels_that_stand_at_their_logits():
-    found = with_auxiliary(masked_lm_loss, "aux_loss", 1.0, shift=0)(outputs(3.0), LABELS, 12)
+    found = with_aux_loss(masked_lm_loss, "aux_loss", 1.0, shift=0)(outputs(3.0), LABELS, 12)
     assert found.item() == pytest.approx(masked_lm_loss(LOGITS, LABELS, 12).item() + 3.0 * 5 / 12, rel=1e-12)
 
 
 def test_labels_of_whole_samples():
     """One a sample, as a classifier has: the first one counts as the others do, in every micro-batch."""
     scores, labels = torch.zeros(4, 3), torch.tensor([0, 1, 2, 0])
-    loss = with_auxiliary(classification_loss, "aux_loss", 1.0, shift=0)
+    loss = with_aux_loss(classification_loss, "aux_loss", 1.0, shift=0)
     given = [{"logits": scores[part], "aux_loss": torch.tensor(2.0)} for part in (slice(0, 1), slice(1, 4))]
     found = loss(given[0], labels[:1], 4) + loss(given[1], labels[1:], 4)
     assert found.item() == pytest.approx(math.log(3) + 2.0)
     with pytest.raises(ValueError, match=r"one a sample have no shift: shift=0"):
-        with_auxiliary(classification_loss, "aux_loss", 1.0, shift=1)(given[1], labels[1:])
+        with_aux_loss(classification_loss, "aux_loss", 1.0, shift=1)(given[1], labels[1:])
 
 
 def test_what_has_no_weight_may_be_infinite():
@@ -257,7 +263,7 @@ def test_what_has_no_weight_may_be_infinite():
     assert found.item() == pytest.approx(rest(logits, labels).item())
     assert torch.autograd.grad(found, logits)[0].isfinite().all()
     given = {"logits": torch.zeros(1, 2, 2), "aux_loss": torch.tensor(torch.inf)}
-    assert with_auxiliary(causal_lm_loss, "aux_loss", 0.0)(given, labels).item() == pytest.approx(math.log(2))
+    assert with_aux_loss(causal_lm_loss, "aux_loss", 0.0)(given, labels).item() == pytest.approx(math.log(2))
 
 
 def test_the_shift_is_the_loss_s_own():
@@ -265,31 +271,31 @@ def test_the_shift_is_the_loss_s_own():
         return causal_lm_loss(outputs, labels, num_items_in_batch, shift=shift)
 
     both = add_losses({"a": (1.0, causal_lm_loss), "b": (1.0, partial(causal_lm_loss, term=z_loss))})
-    for loss in (users, both, with_auxiliary(causal_lm_loss, "z", 1.0)):
-        assert with_auxiliary(loss, "aux_loss", 1.0).shift == 1
-    assert with_auxiliary(causal_lm_loss, "aux_loss", 1.0).shift == 1
-    assert with_auxiliary(partial(causal_lm_loss, shift=0), "aux_loss", 1.0).shift == 0
+    for loss in (users, both, with_aux_loss(causal_lm_loss, "z", 1.0)):
+        assert with_aux_loss(loss, "aux_loss", 1.0).shift == 1
+    assert with_aux_loss(causal_lm_loss, "aux_loss", 1.0).shift == 1
+    assert with_aux_loss(partial(causal_lm_loss, shift=0), "aux_loss", 1.0).shift == 0
     for loss in (classification_loss, masked_lm_loss, seq2seq_lm_loss, lambda outputs, labels, num_items=None: 0):
-        with pytest.raises(ValueError, match=r"has no shift .* with_auxiliary\(..., shift=0\)"):
-            with_auxiliary(loss, "aux_loss", 1.0)
+        with pytest.raises(ValueError, match=r"has no shift .* with_aux_loss\(..., shift=0\)"):
+            with_aux_loss(loss, "aux_loss", 1.0)
 
 
 @pytest.mark.parametrize("weight", [math.nan, math.inf])
 def test_a_weight_that_is_no_number(weight):
     with pytest.raises(ValueError, match="weight must be finite"):
-        with_auxiliary(causal_lm_loss, "aux_loss", weight)
+        with_aux_loss(causal_lm_loss, "aux_loss", weight)
 
 
 @pytest.mark.parametrize("given", [{"logits": LOGITS}, {"logits": LOGITS, "aux_loss": None}, (LOGITS,)])
 def test_the_term_is_missing(given):
     with pytest.raises(ValueError, match="output_router_logits = True"):
-        with_auxiliary(causal_lm_loss, "aux_loss", 0.5)(given, LABELS)
+        with_aux_loss(causal_lm_loss, "aux_loss", 0.5)(given, LABELS)
 
 
 def test_another_unit_is_refused():
     batch = count_sequences(lambda rows: {"labels": torch.stack(rows)}, shift=1)(list(LABELS))
     with pytest.raises(ValueError, match="count_sequences"):
-        with_auxiliary(partial(causal_lm_loss, normalize="sequences"), "aux_loss", 0.5)(outputs(1.0), batch["labels"])
+        with_aux_loss(partial(causal_lm_loss, normalize="sequences"), "aux_loss", 0.5)(outputs(1.0), batch["labels"])
 
 
 # Equal micro-batches route alike, so that their balance is that of all.
@@ -313,7 +319,7 @@ def once_a_micro_batch(outputs, labels, num_items_in_batch=None):
 
 
 @pytest.mark.parametrize(
-    ("loss", "right"), [(with_auxiliary(causal_lm_loss, "aux_loss", 0.5), True), (once_a_micro_batch, False)]
+    ("loss", "right"), [(with_aux_loss(causal_lm_loss, "aux_loss", 0.5), True), (once_a_micro_batch, False)]
 )
 def test_a_router_keeps_its_coefficient(loss, right):
     one, four = (mixtral(loss, steps) for steps in (1, 4))
@@ -330,6 +336,6 @@ def test_a_router_keeps_its_coefficient(loss, right):
 
 
 def test_a_router_that_is_off():
-    trainer = tiny.trainer(tiny.model("mixtral"), ROWS, with_auxiliary(causal_lm_loss, "aux_loss", 0.5))
+    trainer = tiny.trainer(tiny.model("mixtral"), ROWS, with_aux_loss(causal_lm_loss, "aux_loss", 0.5))
     with pytest.raises(ValueError, match="output_router_logits = True"):
         trainer.train()

@@ -349,7 +349,7 @@ def test_weights_of_a_term_get_their_gradient(monkeypatch):
     check_learnable(
         lambda logits, labels, term: causal_lm_loss(logits.clone(), labels, term=term, overwrite_logits=True)
     )
-    monkeypatch.setattr("lossfns._core.term_loss.learns", lambda bound, like: False)
+    monkeypatch.setattr("lossfns._core.term_loss.is_learnable", lambda bound, like: False)
     with pytest.raises((AssertionError, RuntimeError)):
         check_learnable(causal_lm_loss)
 
@@ -474,7 +474,7 @@ def test_a_second_backward_is_refused(dtype):
 def test_logits_that_must_not_be_overwritten(make, reason, dtype, rows_read, monkeypatch):
     logits = make()
     if dtype == torch.float16:
-        monkeypatch.setattr("lossfns._core.term_loss.learns", lambda bound, like: True)
+        monkeypatch.setattr("lossfns._core.term_loss.is_learnable", lambda bound, like: True)
     before = logits.detach().clone()
     with pytest.raises(ValueError, match=f"overwrite_logits=True cannot write over these logits.*{reason}.*=False"):
         causal_lm_loss(logits, LABELS, overwrite_logits=True)

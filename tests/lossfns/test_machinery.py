@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lossfns import causal_lm_loss, class_counts, cross_entropy, kto, paired_kto, token_statistics
 from lossfns._core import autograd, block, rows
-from lossfns._core.autograd import unhooked
+from lossfns._core.autograd import without_saved_tensor_hooks
 from lossfns.collators import count_pairs, stack_pairs, with_extras
 from tests import oracle
 
@@ -63,7 +63,7 @@ def test_a_default_device_of_the_user_s(monkeypatch, overwrite, first):
     """Where the logits are is what counts: `torch.set_default_device` must not move the host's own index."""
     logits, labels = torch.randn(B, S, 1 << 13, requires_grad=True), LABELS.clamp(min=0)
     labels[:, :first] = -100
-    monkeypatch.setattr(block, "UNTOUCHED_BYTES", 0)
+    monkeypatch.setattr(block, "LAZY_ZERO_BYTES", 0)
     causal_lm_loss(logits * 1, labels, overwrite_logits=overwrite).backward()
     expected, logits.grad = logits.grad, None
     with torch.device("meta"):
@@ -98,7 +98,7 @@ def test_the_factor_on_a_device(shape, again):
     """Elsewhere than on a CPU, of which only the shapes can be seen here."""
     gradient = torch.zeros(shape, dtype=torch.bfloat16, device="meta")
     with mock.patch.object(autograd, "graph_is_kept", return_value=again):
-        found = autograd.hand_over(gradient, torch.ones((), device="meta"), again=again)
+        found = autograd.scale_saved_gradient(gradient, torch.ones((), device="meta"), again=again)
     assert (found.shape, found.dtype) == (gradient.shape, gradient.dtype)
 
 
@@ -190,7 +190,7 @@ def test_activation_checkpointing_around_the_loss(term, reentrant, monkeypatch):
 
 def test_hooks_on_the_graph_of_a_chunk_are_found(monkeypatch):
     monkeypatch.setattr(rows, "CPU_CHUNK_BYTES", 1)
-    monkeypatch.setattr("lossfns._core.term_loss.unhooked", nullcontext)
+    monkeypatch.setattr("lossfns._core.term_loss.without_saved_tensor_hooks", nullcontext)
     with pytest.raises(AssertionError, match=r"assert [3-9] == 2"):
         check_checkpointing(roundabout, False)
 
@@ -198,13 +198,13 @@ def test_hooks_on_the_graph_of_a_chunk_are_found(monkeypatch):
 def test_hooks_are_the_users_again_afterwards():
     graph, saved, x = torch.autograd.graph, [], torch.ones(2, requires_grad=True)
     with graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
-        with unhooked(), unhooked():
+        with without_saved_tensor_hooks(), without_saved_tensor_hooks():
             x.exp()
         assert not saved
         x.exp()
     assert len(saved) == 1
     with graph.disable_saved_tensors_hooks("of the user"):
-        with unhooked():
+        with without_saved_tensor_hooks():
             x.exp()
         with pytest.raises(RuntimeError, match="of the user"), graph.save_on_cpu():
             pass

@@ -25,7 +25,7 @@ from lossfns import (
     token_weighted,
     triplet_loss,
     weighted_sum,
-    with_auxiliary,
+    with_aux_loss,
 )
 from lossfns._core.combined import sequence_averaged
 from lossfns._core.signature import check_options
@@ -55,7 +55,7 @@ MISSPELT = {
     "mining": (lambda: triplet_loss(LOGITS, IDS, mining=partial(batch_hard, a=1)), "batch_hard .*'a'; options: none"),
     "added": (lambda: add_losses({"a": (1.0, partial(causal_lm_loss, trm=focal))}), "causal_lm_loss .*'trm'; .*term"),
     "watched": (lambda: watch(partial(causal_lm_loss, trm=focal), TrainingMetrics()), "causal_lm_loss .*'trm'; .*term"),
-    "auxiliary": (lambda: with_auxiliary(partial(causal_lm_loss, trm=1), "aux_loss", 1.0), "causal_lm_loss .*'trm'"),
+    "auxiliary": (lambda: with_aux_loss(partial(causal_lm_loss, trm=1), "aux_loss", 1.0), "causal_lm_loss .*'trm'"),
     "reducer": (lambda: combine(sums=partial(sample_sums, shft=1)), "sample_sums .*'shft'; options: shift"),
 }
 

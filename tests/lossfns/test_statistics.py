@@ -222,7 +222,7 @@ def test_rows_that_are_not_scored_have_no_gradient(monkeypatch, dtype, scored):
     """Whether their memory comes as zeros or is cleared; `scored` of 8 rows that are taken one by one."""
     logits, labels = normal(8, 1 << 15, dtype=dtype), torch.arange(8) * 7
     labels[torch.tensor([3, 0, 6, 1, 4, 7, 2, 5])[scored:]] = N
-    monkeypatch.setattr(block, "UNTOUCHED_BYTES", 0)
+    monkeypatch.setattr(block, "LAZY_ZERO_BYTES", 0)
     _, slope = with_gradient(token_statistics, logits, labels, ("log_prob",))
     monkeypatch.setattr(block, "MOSTLY_SCORED", -1.0)
     _, cleared = with_gradient(token_statistics, logits, labels, ("log_prob",))
@@ -233,12 +233,12 @@ def test_rows_that_are_not_scored_have_no_gradient(monkeypatch, dtype, scored):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(3, 5), (1,), (64, 1 << 15)])
 def test_untouched_zeros_are_like_any_other(shape, dtype):
-    found = row_chunks.untouched_zeros(shape, dtype)
+    found = row_chunks.lazy_zeros(shape, dtype)
     assert torch.equal(found, torch.zeros(shape, dtype=dtype))
     assert found.is_contiguous()
     found += 1
     assert torch.equal(found, torch.ones(shape, dtype=dtype))
-    assert not row_chunks.untouched_zeros(shape, dtype).any()
+    assert not row_chunks.lazy_zeros(shape, dtype).any()
 
 
 def test_chunks_hold_at_least_one_row_and_only_scored_rows(monkeypatch):

@@ -27,7 +27,7 @@ from lossfns import (
     token_weighted,
     watch,
     weighted_sum,
-    with_auxiliary,
+    with_aux_loss,
     z_loss,
 )
 from lossfns._core.block import Block
@@ -302,15 +302,15 @@ def test_factors_of_the_whole_stay_on_the_parts():
 
 
 def test_an_auxiliary_term_is_a_part():
-    value, found = means(with_auxiliary(partial(causal_lm_loss, term=SUM), "aux_loss", 2.0))
+    value, found = means(with_aux_loss(partial(causal_lm_loss, term=SUM), "aux_loss", 2.0))
     assert value == pytest.approx(found["cross_entropy"] + 0.01 * found["z_loss"] + 1.0)
     assert found["aux_loss"] == 0.5
-    value, found = means(with_auxiliary(causal_lm_loss, "aux_loss", 2.0))
+    value, found = means(with_aux_loss(causal_lm_loss, "aux_loss", 2.0))
     assert found == pytest.approx({"causal_lm_loss": value - 1.0, "aux_loss": 0.5})
 
 
 def test_an_auxiliary_term_of_a_part_stays_in_it():
-    value, found = means(add_losses({"router": (0.5, with_auxiliary(causal_lm_loss, "aux_loss", 2.0))}))
+    value, found = means(add_losses({"router": (0.5, with_aux_loss(causal_lm_loss, "aux_loss", 2.0))}))
     assert found == pytest.approx({"router": 2 * value})
 
 
@@ -318,7 +318,7 @@ def test_an_auxiliary_term_is_the_mean_over_the_window():
     """Of micro-batches of different lengths, each with a term of its own, weighted by their labels."""
     logits, labels = batch()
     metrics, terms = TrainingMetrics(), [0.5, 2.0, -1.0]
-    loss = watch(with_auxiliary(causal_lm_loss, "aux_loss", 0.1), metrics)
+    loss = watch(with_aux_loss(causal_lm_loss, "aux_loss", 0.1), metrics)
     numbers = (labels[:, 1:] != -100).sum(1).tolist()
     for i, term in enumerate(terms):
         row = slice(i, i + 1)

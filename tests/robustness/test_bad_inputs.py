@@ -399,7 +399,7 @@ LOSSES = [
         },
     ),
     Entry(
-        lossfns.with_auxiliary,
+        lossfns.with_aux_loss,
         {"loss": lossfns.causal_lm_loss, "field": "aux", "weight": 0.1},
         {
             "shift": [shift for shift in NO_SHIFT if shift is not None],  # None is the loss's own
@@ -1146,7 +1146,16 @@ BUILDERS = [
 ENTRIES = [*LOSSES, *TERMS, *WEIGHTS, *COLLATORS, *REDUCERS, *BUILDERS]
 # Nothing to choose but tensors, or another library's object; their tensors are those of a loss.
 WITHOUT_OPTIONS = {
-    *("cross_entropy", "z_loss", "dft", "entropy_bonus", "unlikelihood", "distilled", "gaussian_nll", "poisson_nll"),
+    *(
+        "cross_entropy",
+        "z_loss",
+        "dft",
+        "entropy_bonus",
+        "unlikelihood",
+        "teacher_divergence",
+        "gaussian_nll",
+        "poisson_nll",
+    ),
     *("mse", "mae", "log_cosh", "forward_kl", "reverse_kl", "total_variation", "coral_levels", "corn_levels"),
     *("batch_hard", "semi_hard", "regression", "watch"),
 }

@@ -190,12 +190,12 @@ def walked_in_pieces(case: tuple[list[bool], int]) -> None:
     """No row is lost or met twice; a gap within a piece stands in its first quarter only, or in a short piece."""
     scored, step = case
     index = torch.tensor(scored).nonzero().flatten()
-    pieces = [*rows.Rows(index, index, None).chunks(step, in_runs=True)]
+    pieces = [*rows.Rows(index, index, None).chunks(step, split_at_gaps=True)]
     assert torch.cat([index[:0], *(piece.index for piece in pieces)]).equal(index)
     for piece in pieces:
         starts = (piece.index.diff() != 1).nonzero().flatten() + 1
         assert 0 < len(piece) <= step
-        assert not any(start >= max(step // rows.RUNS_A_CHUNK, 1) for start in starts.tolist())
+        assert not any(start >= max(step // rows.RUNS_PER_CHUNK, 1) for start in starts.tolist())
 
 
 def test_rows_in_pieces():
@@ -343,11 +343,11 @@ def classified(draw):
 
 def check_classification(case) -> None:
     logits, hard, missing, soft, (weights, adjustment, margins), chosen, smoothing = case
-    is_soft, with_weights, with_adjustment, by_weights = chosen
+    is_soft, with_weights, with_adjustment, divides_by_weights = chosen
     exact, mine = leaf(logits), leaf(logits)
     labels = soft.masked_fill(missing[:, None], IGNORED) if is_soft else hard.masked_fill(missing, IGNORED)
     options = {"label_smoothing": smoothing}
-    if by_weights and with_weights:
+    if divides_by_weights and with_weights:
         options["normalize"] = "weights"
     x, target = exact, soft if is_soft else F.one_hot(hard, logits.shape[-1]).double()
     if with_weights:
