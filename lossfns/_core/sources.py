@@ -67,9 +67,11 @@ def open_source(
     outputs: Outputs, labels: Tensor | None, select: Selector | None, source: HiddenStates | None
 ) -> Source:
     """Return the logits among the outputs, or the hidden states that `source` kept of the same forward."""
-    logits = select_logits(outputs, labels if source is None else None, select)
     if source is None:
-        return FromLogits(logits)
+        return FromLogits(select_logits(outputs, labels, select))
+    if not hasattr(source, "read"):
+        raise TypeError(f"source must be hidden_states(model), got {type(source).__name__}")
     if select is not None:
         raise ValueError("select= picks logits and source= replaces them: give one of the two")
+    logits = select_logits(outputs, None)
     return FromHidden(*source.read(logits, logits.shape[0] if labels is None else labels.shape[0]))

@@ -101,7 +101,7 @@ def test_model_init():
         data_collator=tiny.pad,
         compute_loss_func=partial(causal_lm_loss, source=source),
     )
-    with pytest.raises(RuntimeError, match=r"saw no forward.*With model_init the Trainer makes new ones"):
+    with pytest.raises(RuntimeError, match=r"saw no forward.*With model_init the Trainer makes new models"):
         trainer.train()
 
 
@@ -239,7 +239,7 @@ def test_no_head_to_read():
 def test_a_collator_that_chooses_logits():
     """Both do without logits; together the labels would be cut and the hidden states not."""
     model = tiny.model("llama")
-    with pytest.raises(ValueError, match="take one of the two away"):
+    with pytest.raises(ValueError, match="remove one"):
         train(model, hidden_states(model), collator=keep_supervised_logits(tiny.pad))
 
 

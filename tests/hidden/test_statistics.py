@@ -118,7 +118,7 @@ class Given:
     def __init__(self, hidden, head):
         self.found = hidden, head
 
-    def read(self, outputs, rows):
+    def read(self, logits, rows):
         return self.found
 
 
@@ -157,7 +157,7 @@ def test_weight_gradients_are_added_up_in_float32(monkeypatch):
 
     def error():
         monkeypatch.setattr(head_module, "CPU_HEAD_BYTES", V * 2)
-        loss = causal_lm_loss({"logits": None}, labels, source=Given(h, Head(made, V)))
+        loss = causal_lm_loss({"logits": torch.zeros(B, 1, V)}, labels, source=Given(h, Head(made, V)))
         (found,) = torch.autograd.grad(loss, made.weight)
         return ((found - truth).norm() / truth.norm()).item()
 
@@ -177,7 +177,9 @@ def test_top_ids(head):
 def test_no_label_gives_zeros(head):
     h = hidden().requires_grad_()
     wanted = [h, *(p for p in head.parameters() if p.requires_grad)]
-    loss = causal_lm_loss({"logits": None}, torch.full_like(LABELS, -100), source=Given(h, Head(head, V)))
+    loss = causal_lm_loss(
+        {"logits": torch.zeros(B, 1, V)}, torch.full_like(LABELS, -100), source=Given(h, Head(head, V))
+    )
     assert loss.item() == 0.0
     assert not any(found.any() for found in torch.autograd.grad(loss, wanted))
 
@@ -196,7 +198,7 @@ def test_products_with_the_vocabulary(plain, of_hidden, apply_weights, products,
     head = seeded(HEADS["linear"]).double().requires_grad_(apply_weights)
     h = hidden().requires_grad_(of_hidden)
     with Products() as counted:
-        causal_lm_loss({"logits": None}, LABELS, source=Given(h, Head(head, V))).backward()
+        causal_lm_loss({"logits": torch.zeros(B, 1, V)}, LABELS, source=Given(h, Head(head, V))).backward()
     assert counted.multiplied == products * 9 * H * V
 
 
@@ -222,7 +224,9 @@ def test_both_ways_to_multiply_agree(kind, autocast, monkeypatch):
 
     def run():
         h = hidden(torch.float32).requires_grad_()
-        loss = causal_lm_loss({"logits": None}, LABELS, source=Given(h, Head(head, V, autocast=autocast)))
+        loss = causal_lm_loss(
+            {"logits": torch.zeros(B, 1, V)}, LABELS, source=Given(h, Head(head, V, autocast=autocast))
+        )
         return [loss, *torch.autograd.grad(loss, [h, *head.parameters()])]
 
     linear = run()
@@ -278,8 +282,10 @@ def test_activation_checkpointing_around_the_loss():
     head, h = seeded(HEADS["adapter"]).double(), hidden().requires_grad_()
     loss = partial(causal_lm_loss, source=Given(h, Head(head, V)))
     wanted = [p for p in head.parameters() if p.requires_grad]
-    expected = torch.autograd.grad(loss({"logits": None}, LABELS), wanted)
-    kept = torch.utils.checkpoint.checkpoint(lambda h: loss({"logits": None}, LABELS), h, use_reentrant=False)
+    expected = torch.autograd.grad(loss({"logits": torch.zeros(B, 1, V)}, LABELS), wanted)
+    kept = torch.utils.checkpoint.checkpoint(
+        lambda h: loss({"logits": torch.zeros(B, 1, V)}, LABELS), h, use_reentrant=False
+    )
     torch.testing.assert_close(torch.autograd.grad(kept, wanted), expected, rtol=0, atol=0)
 
 
@@ -317,7 +323,7 @@ def test_dropout_is_drawn_once_a_row_where_one_pass_is_taken():
 
     def loss():
         torch.manual_seed(3)
-        return causal_lm_loss({"logits": None}, LABELS, source=Given(h, Head(head, V)))
+        return causal_lm_loss({"logits": torch.zeros(B, 1, V)}, LABELS, source=Given(h, Head(head, V)))
 
     with torch.random.fork_rng():
         (gradient,) = torch.autograd.grad(loss(), head.linear.weight)
@@ -356,11 +362,11 @@ def test_refusals(changes, error, message):
 
 def test_nothing_to_write_over():
     source = Given(hidden(), Head(seeded(HEADS["linear"]).double(), V))
-    with pytest.raises(ValueError, match="nothing to write over"):
-        causal_lm_loss({"logits": None}, LABELS, source=source, overwrite_logits=True)
+    with pytest.raises(ValueError, match="needs logits to write over"):
+        causal_lm_loss({"logits": torch.zeros(B, 1, V)}, LABELS, source=source, overwrite_logits=True)
 
 
 def test_choosing_logits_beside_a_source():
     source = Given(hidden(), Head(seeded(HEADS["linear"]).double(), V))
     with pytest.raises(ValueError, match="one of the two"):
-        causal_lm_loss({"logits": None}, LABELS, source=source, select=lambda outputs: outputs)
+        causal_lm_loss({"logits": torch.zeros(B, 1, V)}, LABELS, source=source, select=lambda outputs: outputs)

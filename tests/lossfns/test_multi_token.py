@@ -76,14 +76,14 @@ def test_rows_too_short_to_look_ahead():
 
 
 def test_one_weight_a_head():
-    with pytest.raises(ValueError, match="one weight a head"):
+    with pytest.raises(ValueError, match="one weight per head"):
         multi_token_loss({"logits": LOGITS[0]}, LABELS, heads=NAMES, weights=(1.0,))
     with pytest.raises(TypeError, match="heads must be a sequence, got 'logits'"):
         multi_token_loss({"logits": LOGITS[0]}, LABELS, heads="logits", weights=(1.0,) * 6)
 
 
 def test_a_head_that_is_not_there():
-    with pytest.raises(ValueError, match="returned no 'second'"):
+    with pytest.raises(ValueError, match="expected 'second' among the outputs"):
         multi_token_loss({"logits": LOGITS[0]}, LABELS, heads=NAMES[:2], weights=(1.0, 0.5))
 
 

@@ -79,7 +79,7 @@ def test_what_takes_anything_has_every_option():
 def test_messages_and_reprs_have_no_private_name():
     weighted = class_weighted(token_weighted(cross_entropy), [1.0, 2.0])
     assert repr(weighted) == "class_weights * (1 * token_weights * (1 * cross_entropy))"
-    assert repr(sequence_averaged(cross_entropy)) == "sequence_share * (1 * cross_entropy)"
+    assert repr(sequence_averaged(cross_entropy)) == "sequence_weights * (1 * cross_entropy)"
     with pytest.raises(ValueError, match=r"the term class_weights \* \(.* holds weights for 2 classes"):
         classification_loss(LOGITS, {"labels": IDS, "token_weights": torch.ones(2)}, term=weighted)
 

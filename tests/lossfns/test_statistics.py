@@ -376,10 +376,10 @@ def test_inputs_are_left_alone():
         (
             {"logits": torch.zeros(2, 3, 5, dtype=torch.long)},
             TypeError,
-            r"expected logits, got torch.int64.*these are ids",
+            r"expected logits, got torch.int64.*look like ids",
         ),
-        ({"labels": torch.zeros(2, 3)}, TypeError, "integer class ids, not torch.float32"),
-        ({"labels": torch.zeros(2, 3, dtype=torch.bool)}, TypeError, "integer class ids, not torch.bool"),
+        ({"labels": torch.zeros(2, 3)}, TypeError, "integer class ids, got torch.float32"),
+        ({"labels": torch.zeros(2, 3, dtype=torch.bool)}, TypeError, "integer class ids, got torch.bool"),
         ({"labels": torch.full((2, 3), 5)}, ValueError, r"label 5 is out of range.*5 classes.*0 to 4.*replace_labels"),
         ({"labels": torch.full((2, 3), -1)}, ValueError, r"label -1 is out of range"),
         ({"labels": torch.zeros(2, 4, dtype=torch.long)}, ValueError, "logits cover 3 positions, labels 4"),

@@ -438,7 +438,7 @@ def test_parts_that_nobody_counts():
 
 def test_metrics_that_nothing_fills():
     trainer = tiny.trainer(tiny.model("llama"), ROWS, causal_lm_loss)
-    with pytest.raises(ValueError, match="nothing fills these metrics"):
+    with pytest.raises(ValueError, match="must be watch"):
         TrainingMetrics().attach(trainer)
 
 

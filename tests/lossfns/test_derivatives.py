@@ -1,5 +1,6 @@
-"""Derivatives in closed form against those of autograd, for every term that has one and for sums of them."""
+"""Closed derivatives against autograd, for every term that declares one and for sums of them."""
 
+import functools
 import inspect
 import math
 from functools import partial
@@ -18,12 +19,12 @@ from lossfns import (
     policy_gradient,
     poly1,
     smoothed_cross_entropy,
+    terms,
     token_weighted,
     weighted_sum,
     z_loss,
 )
-from lossfns._core.signature import STATISTICS, parameters
-from lossfns._slopes import _CLOSED, closed_form
+from lossfns._core.signature import STATISTICS, derivative_of, parameters
 
 COMPOSED = weighted_sum((0.5, focal), (0.5, smoothed_cross_entropy), (1e-4, z_loss))
 TERMS = {
@@ -69,6 +70,8 @@ AUTOGRAD = {
     "a user's factor": Combined((cross_entropy,), (1.0,), lambda log_prob: log_prob.exp()),
     "changed afterwards": Clipped((cross_entropy,), (1.0,)),
     "a statistic that is bound": partial(smoothed_cross_entropy, torch.zeros(())),
+    "a decorated copy": functools.wraps(cross_entropy)(lambda log_prob: -2 * log_prob),
+    "an option to learn": partial(focal, gamma=torch.nn.Parameter(torch.tensor(2.0))),
 }
 
 
@@ -83,34 +86,35 @@ def items(dtype=torch.float64):
 
 
 def by_autograd(term, given):
-    """Slope of each statistic that the value depends on."""
+    """Derivative by each statistic that the value depends on."""
     leaves = {name: given[name].clone().requires_grad_() for name in parameters(term) if name in STATISTICS}
     values = term(**{name: leaves.get(name, given[name]) for name in parameters(term)})
     found = torch.autograd.grad(values.sum(), list(leaves.values()), allow_unused=True)
-    return {name: slope for name, slope in zip(leaves, found, strict=True) if slope is not None}
+    return {name: grad for name, grad in zip(leaves, found, strict=True) if grad is not None}
 
 
 @pytest.mark.parametrize("name", TERMS)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 2e-6)], ids=str)
-def test_closed_forms_are_the_derivatives(name, dtype, tolerance):
+def test_closed_derivative_equals_autograd(name, dtype, tolerance):
     given = items(dtype)
-    slopes = closed_form(TERMS[name])(given)
+    derivative = derivative_of(TERMS[name])
+    grads = derivative(**{each: given[each] for each in parameters(TERMS[name])})
     expected = by_autograd(TERMS[name], given)
-    assert slopes.keys() == expected.keys()
-    for statistic, slope in expected.items():
-        found = torch.as_tensor(slopes[statistic], dtype=dtype).expand_as(slope)
-        torch.testing.assert_close(found, slope, rtol=tolerance, atol=tolerance)
+    assert grads.keys() == expected.keys()
+    for statistic, grad in expected.items():
+        found = torch.as_tensor(grads[statistic], dtype=dtype).expand_as(grad)
+        torch.testing.assert_close(found, grad, rtol=tolerance, atol=tolerance)
         assert found.isfinite().all()
 
 
-def test_every_closed_form_is_tested():
+def test_every_declared_derivative_is_tested():
     tested = {getattr(term, "func", term) for term in TERMS.values() if not isinstance(term, Combined)}
-    assert tested == _CLOSED.keys()
+    assert tested == {term for term in vars(terms).values() if hasattr(term, "derivative")}
 
 
 @pytest.mark.parametrize("name", AUTOGRAD)
-def test_other_terms_go_through_autograd(name):
-    assert closed_form(AUTOGRAD[name]) is None
+def test_other_terms_use_autograd(name):
+    assert derivative_of(AUTOGRAD[name]) is None
 
 
 def wrapped(term):
@@ -126,7 +130,7 @@ def wrapped(term):
 @pytest.mark.parametrize("ruled_out", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["cross_entropy", "focal 0.5", "weights", "a sum of sums"])
-def test_a_loss_is_the_same_both_ways(name, dtype, ruled_out):
+def test_loss_and_gradient_are_the_same_with_and_without_closed_derivative(name, dtype, ruled_out):
     """Also where the loss is infinite: its gradient is not."""
     generator = torch.Generator().manual_seed(1)
     logits = (3 * torch.randn(2, 9, 7, generator=generator)).to(dtype)
@@ -135,7 +139,7 @@ def test_a_loss_is_the_same_both_ways(name, dtype, ruled_out):
         logits[0, :, 2], labels[0, 6] = -math.inf, 2
     weights = torch.rand(2, 9, generator=generator).index_fill_(1, torch.tensor([5]), 0)
     term, called = TERMS[name], wrapped(TERMS[name])
-    assert closed_form(called) is None
+    assert derivative_of(called) is None
     (loss, gradient), (other_loss, other_gradient) = (step(logits, labels, weights, each) for each in (term, called))
     assert bool(loss.isinf()) is ruled_out
     torch.testing.assert_close(loss, other_loss, rtol=torch.finfo(loss.dtype).eps, atol=0)
@@ -157,7 +161,7 @@ def step(logits, labels, weights, term):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("of_weights", [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool], ids=str)
-def test_weights_of_any_dtype_round_nothing_else(dtype, of_weights):
+def test_weights_of_any_dtype_do_not_round_the_gradient(dtype, of_weights):
     """The weights are what they are; all else is computed in the dtype of the statistics."""
     generator = torch.Generator().manual_seed(2)
     logits, labels = torch.randn(2, 9, 7, generator=generator).to(dtype), torch.arange(18).view(2, 9) % 7
@@ -169,7 +173,7 @@ def test_weights_of_any_dtype_round_nothing_else(dtype, of_weights):
     assert found.any()
 
 
-def test_values_are_those_of_the_gradient():
+def test_value_and_gradient_use_the_same_draw_of_a_random_term():
     """A term that draws, draws once for both."""
     torch.manual_seed(0)
     logits, labels = torch.randn(4, 33, 7), torch.arange(132).view(4, 33) % 7
