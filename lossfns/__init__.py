@@ -55,6 +55,8 @@ from .terms import (
 )
 from .training import TrainingMetrics, watch
 
+__version__ = "0.1.0"
+
 __all__ = [
     "Combined",
     "TrainingMetrics",
