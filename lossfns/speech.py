@@ -127,8 +127,8 @@ def _check_labels(targets: Tensor, classes: int, blank: int) -> None:
     check_range(targets, classes)
     if bool((targets == blank).any()):
         raise ValueError(
-            f"labels must not contain the CTC blank id {blank}. Pad labels with {IGNORED}, or set blank= if the model's "
-            "blank is another id"
+            f"labels must not contain the CTC blank id {blank}. Pad labels with {IGNORED}, or set blank= if the "
+            "model's blank is another id"
         )
 
 
