@@ -1,10 +1,8 @@
 """Classification, multi-label and ordinal losses against torch's own, loops and the papers' formulas, in float64."""
 
 import math
-import pickle
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -27,12 +25,15 @@ from lossfns import (
     weighted_sum,
     z_loss,
 )
+from tests.lossfns.comparisons import assert_precise, assert_same, gradient, normal
 
 N = -100
 B, C = 6, 4
-KNOWN = 4  # labels that are not missing
 LABELS = torch.tensor([0, 3, N, 1, 1, N])
+HAVE_LABEL = LABELS != N
+KNOWN = 4  # labels that are not missing
 WEIGHTS = [0.5, 2.0, 1.0, 3.0]
+WEIGHT_TENSOR = torch.tensor(WEIGHTS, dtype=torch.float64)
 FORMS = {
     "None": None,
     "int": KNOWN,
@@ -43,32 +44,16 @@ FORMS = {
 }
 
 
-def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    return (2 * torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))).to(dtype)
-
-
-def soft_labels(seed: int = 1) -> torch.Tensor:
+def soft_labels() -> torch.Tensor:
     """Distributions with one class of probability 0; the labels that are missing in LABELS are missing here too."""
-    probs = normal(B, C, seed=seed).softmax(-1)
+    probs = normal(B, C, seed=1).softmax(-1)
     probs[:, 2] = 0
-    return (probs / probs.sum(-1, keepdim=True)).masked_fill((LABELS == N)[:, None], N)
+    return (probs / probs.sum(-1, keepdim=True)).masked_fill(~HAVE_LABEL[:, None], N)
 
 
 SOFT = soft_labels()
 MULTI = torch.tensor([[1, 0, N, 1], [0, 0, 0, 0], [N, N, N, N], [1, 1, 1, 1], [0, N, 1, 0], [0, 1, 0, N]])
-PRESENT_OR_ABSENT = int((MULTI != N).sum())
-
-
-def gradient(loss, logits: torch.Tensor) -> torch.Tensor:
-    logits = logits.detach().clone().requires_grad_()
-    loss(logits).backward()
-    return logits.grad
-
-
-def assert_same(found, expected, logits: torch.Tensor, tolerance: float = 1e-13) -> None:
-    """Two functions of the logits agree in value and gradient."""
-    torch.testing.assert_close(found(logits), expected(logits), rtol=0, atol=tolerance)
-    torch.testing.assert_close(gradient(found, logits), gradient(expected, logits), rtol=0, atol=tolerance)
+MULTI_KNOWN = int((MULTI != N).sum())
 
 
 # --- one class of several --------------------------------------------------------------------------------------------
@@ -77,7 +62,7 @@ def assert_same(found, expected, logits: torch.Tensor, tolerance: float = 1e-13)
 @pytest.mark.parametrize("smoothing", [0.0, 0.2, 1.0])
 @pytest.mark.parametrize(("weights", "normalize"), [(None, "items"), (WEIGHTS, "items"), (WEIGHTS, "weights")])
 def test_hard_labels_equal_torch_cross_entropy(smoothing, weights, normalize):
-    options = {"weight": weights and torch.tensor(weights, dtype=torch.float64), "label_smoothing": smoothing}
+    options = {"weight": weights and WEIGHT_TENSOR, "label_smoothing": smoothing}
     found = partial(classification_loss, class_weights=weights, label_smoothing=smoothing, normalize=normalize)
     assert_same(
         lambda x: found(x, LABELS),
@@ -94,11 +79,10 @@ def test_hard_labels_equal_torch_cross_entropy(smoothing, weights, normalize):
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 @pytest.mark.parametrize("weights", [None, WEIGHTS])
 def test_soft_labels_equal_torch_cross_entropy(smoothing, weights):
-    known = LABELS != N
-    weight = weights and torch.tensor(weights, dtype=torch.float64)
+    weight = weights and WEIGHT_TENSOR
     assert_same(
         lambda x: classification_loss(x, SOFT, class_weights=weights, label_smoothing=smoothing),
-        lambda x: F.cross_entropy(x[known], SOFT[known], weight=weight, label_smoothing=smoothing),
+        lambda x: F.cross_entropy(x[HAVE_LABEL], SOFT[HAVE_LABEL], weight=weight, label_smoothing=smoothing),
         normal(B, C),
     )
 
@@ -107,9 +91,8 @@ def test_class_weights_with_smoothing_differ_from_a_weighted_smoothed_loss():
     """Both can be expressed; the tests above find a loss that confuses them."""
     logits = normal(B, C)
     smoothed = partial(smoothed_cross_entropy, label_smoothing=0.2)
-    known = LABELS != N
-    x, y = logits[known], LABELS[known]
-    expected = (torch.tensor(WEIGHTS)[y] * F.cross_entropy(x, y, label_smoothing=0.2, reduction="none")).mean()
+    x, y = logits[HAVE_LABEL], LABELS[HAVE_LABEL]
+    expected = (WEIGHT_TENSOR[y] * F.cross_entropy(x, y, label_smoothing=0.2, reduction="none")).mean()
     other = classification_loss(logits, LABELS, term=class_weighted(smoothed, WEIGHTS))
     torch.testing.assert_close(other, expected, rtol=0, atol=1e-13)
     assert abs(other - classification_loss(logits, LABELS, class_weights=WEIGHTS, label_smoothing=0.2)) > 1e-2
@@ -137,11 +120,10 @@ def test_loss_of_mixed_labels_is_the_mixture_of_their_losses(term):
 
 
 def test_normalize_weights_divides_soft_labels_by_their_expected_weights():
-    logits, known = normal(B, C), LABELS != N
-    weight = torch.tensor(WEIGHTS, dtype=torch.float64)
-    total = -(SOFT[known] * weight * logits[known].log_softmax(-1)).sum()
+    logits, known = normal(B, C), SOFT[HAVE_LABEL]
+    total = -(known * WEIGHT_TENSOR * logits[HAVE_LABEL].log_softmax(-1)).sum()
     found = classification_loss(logits, SOFT, class_weights=WEIGHTS, normalize="weights")
-    torch.testing.assert_close(found, total / (SOFT[known] @ weight).sum(), rtol=0, atol=1e-13)
+    torch.testing.assert_close(found, total / (known @ WEIGHT_TENSOR).sum(), rtol=0, atol=1e-13)
 
 
 def test_class_weighted_focal_uses_the_unweighted_probability():
@@ -153,29 +135,12 @@ def test_class_weighted_focal_uses_the_unweighted_probability():
     assert float(classification_loss(logits, LABELS, term=focal, class_weights=WEIGHTS)) == pytest.approx(total / KNOWN)
 
 
-@pytest.mark.parametrize(
-    "weights",
-    [
-        tuple(WEIGHTS),
-        np.array(WEIGHTS, np.float32),
-        torch.tensor(WEIGHTS, dtype=torch.float16),
-        torch.tensor(WEIGHTS).requires_grad_(),
-    ],
-    ids=["tuple", "array", "float16", "requires grad"],
-)
-@pytest.mark.parametrize("labels", [LABELS, SOFT], ids=["hard", "soft"])
-def test_class_weights_of_any_type(weights, labels):
-    logits = normal(B, C)
-    expected = classification_loss(logits, labels, class_weights=WEIGHTS)
-    torch.testing.assert_close(classification_loss(logits, labels, class_weights=weights), expected, rtol=0, atol=1e-13)
-
-
 def test_normalize_weights_stays_close_when_a_window_is_split():
     """Exact for one call over the window; in parts, the mean weight of each part replaces that of the window."""
     logits, labels = normal(2 * B, C), torch.cat([LABELS, LABELS.flip(0)])
     loss = partial(classification_loss, class_weights=WEIGHTS, normalize="weights")
     undivided = loss(logits, labels, 2 * KNOWN)
-    torch.testing.assert_close(undivided, F.cross_entropy(logits, labels, torch.tensor(WEIGHTS).double()))
+    torch.testing.assert_close(undivided, F.cross_entropy(logits, labels, WEIGHT_TENSOR))
     parts = loss(logits[:B], labels[:B], 2 * KNOWN) + loss(logits[B:], labels[B:], 2 * KNOWN)
     torch.testing.assert_close(parts, undivided, rtol=1e-12, atol=0)  # both halves have the same labels
     uneven = sum(loss(logits[i : i + 3], labels[i : i + 3], 2 * KNOWN) for i in range(0, 2 * B, 3))
@@ -194,17 +159,11 @@ def test_normalize_weights_divides_by_token_weights():
 
 def test_normalize_weights_divides_by_the_product_of_class_and_token_weights():
     logits, tokens = normal(B, C), torch.linspace(0.5, 3, B, dtype=torch.float64)
-    known = LABELS != N
-    weight = torch.tensor(WEIGHTS, dtype=torch.float64)[LABELS[known]] * tokens[known]
-    nll = F.cross_entropy(logits[known], LABELS[known], reduction="none")
-    found = classification_loss(
-        logits,
-        {"labels": LABELS, "token_weights": tokens},
-        term=token_weighted(cross_entropy),
-        class_weights=WEIGHTS,
-        normalize="weights",
-    )
-    torch.testing.assert_close(found, (weight * nll).sum() / weight.sum(), rtol=0, atol=1e-13)
+    weight = WEIGHT_TENSOR[LABELS[HAVE_LABEL]] * tokens[HAVE_LABEL]
+    nll = F.cross_entropy(logits[HAVE_LABEL], LABELS[HAVE_LABEL], reduction="none")
+    labels = {"labels": LABELS, "token_weights": tokens}
+    loss = partial(classification_loss, term=token_weighted(cross_entropy), class_weights=WEIGHTS, normalize="weights")
+    torch.testing.assert_close(loss(logits, labels), (weight * nll).sum() / weight.sum(), rtol=0, atol=1e-13)
 
 
 def test_all_weights_zero_gives_zero():
@@ -269,31 +228,20 @@ def test_token_loss_equals_the_loss_of_a_flattened_batch(labels):
     ],
 )
 def test_precision_is_at_least_that_of_torch(dtype, soft, options):
-    labels, logits = SOFT if soft else LABELS, 5 * normal(B, C, dtype=dtype)
-    known = LABELS != N
+    labels = SOFT if soft else LABELS
 
-    def usual(x):
-        x = x[known]
+    def reference(x):
+        x = x[HAVE_LABEL]
         if "margins" in options:
-            x = x - torch.tensor(WEIGHTS, dtype=x.dtype) * F.one_hot(LABELS[known], C)
-        weight = options.get("class_weights") and torch.tensor(WEIGHTS, dtype=x.dtype)
-        target = labels[known].to(x.dtype) if soft else labels[known]
+            x = x - WEIGHT_TENSOR.to(x.dtype) * F.one_hot(LABELS[HAVE_LABEL], C)
+        weight = options.get("class_weights") and WEIGHT_TENSOR.to(x.dtype)
+        target = labels[HAVE_LABEL].to(x.dtype) if soft else labels[HAVE_LABEL]
         smoothing = options.get("label_smoothing", 0.0)
         return F.cross_entropy(x, target, weight, label_smoothing=smoothing, reduction="sum") / KNOWN
 
-    def ours(x):
-        return classification_loss(x, labels, **options)
-
-    true, reference, found = usual(logits.double()), usual(logits.float()), ours(logits)
-    assert found.dtype == torch.float32
-    assert abs(found - true) <= abs(reference - true) + 2e-6
-    true, reference, found = (
-        gradient(usual, logits.double()),
-        gradient(lambda x: usual(x.float()), logits),
-        gradient(ours, logits),
+    assert_precise(
+        partial(classification_loss, labels=labels, **options), reference, 5 * normal(B, C, dtype=dtype), tolerance=2e-6
     )
-    assert found.dtype == dtype
-    assert (found - true).abs().max() <= (reference - true).abs().max() + 1e-6
 
 
 # --- multi-label -----------------------------------------------------------------------------------------------------
@@ -317,7 +265,7 @@ def test_labels_of_weight_zero_may_have_an_infinite_loss():
 @pytest.mark.parametrize("pos_weight", [None, WEIGHTS])
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float32, torch.float16])
 def test_multi_label_equals_torch_binary_cross_entropy(pos_weight, dtype):
-    weight = pos_weight and torch.tensor(pos_weight, dtype=torch.float64)
+    weight = pos_weight and WEIGHT_TENSOR
     assert_same(
         lambda x: multi_label_loss(x, MULTI.to(dtype), pos_weight=pos_weight),
         lambda x: bce(x, pos_weight=weight),
@@ -355,7 +303,7 @@ def test_asymmetric_equals_the_formula_of_the_paper(options):
         for place in map(tuple, (MULTI != N).nonzero().tolist())
     )
     loss = partial(multi_label_loss, term=partial(asymmetric, **names))
-    assert float(loss(logits, MULTI)) == pytest.approx(total / PRESENT_OR_ABSENT, rel=1e-12)
+    assert float(loss(logits, MULTI)) == pytest.approx(total / MULTI_KNOWN, rel=1e-12)
 
 
 def test_asymmetric_with_equal_exponents_is_binary_focal():
@@ -384,7 +332,7 @@ def test_token_weights_per_label_and_per_sample():
     for given in (weights, weights[:, 1]):
         found = multi_label_loss(logits, {"labels": MULTI, "token_weights": given}, term=token_weighted(cross_entropy))
         per_label = given if given.ndim == 2 else given[:, None].expand(B, C)
-        torch.testing.assert_close(found, (per_label * values)[known].sum() / PRESENT_OR_ABSENT, rtol=0, atol=1e-13)
+        torch.testing.assert_close(found, (per_label * values)[known].sum() / MULTI_KNOWN, rtol=0, atol=1e-13)
 
 
 # --- ordered classes -------------------------------------------------------------------------------------------------
@@ -395,7 +343,7 @@ def test_coral_equals_the_formula_of_the_paper():
     levels = torch.tensor([[float(y > k) for k in range(C)] for y in LABELS.tolist() if y != N])
 
     def expected(x):
-        x = x[LABELS != N]
+        x = x[HAVE_LABEL]
         return -(F.logsigmoid(x) * levels + (F.logsigmoid(x) - x) * (1 - levels)).sum(1).mean()
 
     assert_same(lambda x: ordinal_loss(x, LABELS), expected, normal(B, C))
@@ -426,36 +374,29 @@ def test_levels():
 
 # --- all of them -----------------------------------------------------------------------------------------------------
 
-# name: (loss, labels, how often the Trainer counts one sample)
 LOSSES = {
-    "hard": (classification_loss, LABELS, 1),
-    "hard, weighted": (partial(classification_loss, class_weights=WEIGHTS, normalize="weights"), LABELS, 1),
-    "hard, smoothed and weighted": (
-        partial(classification_loss, class_weights=WEIGHTS, label_smoothing=0.1),
-        LABELS,
-        1,
-    ),
-    "hard, with margins": (partial(classification_loss, margins=WEIGHTS, logit_adjustment=WEIGHTS), LABELS, 1),
-    "soft": (classification_loss, SOFT, C),
+    "hard": (classification_loss, LABELS),
+    "hard, weighted": (partial(classification_loss, class_weights=WEIGHTS, normalize="weights"), LABELS),
+    "hard, smoothed and weighted": (partial(classification_loss, class_weights=WEIGHTS, label_smoothing=0.1), LABELS),
+    "hard, with margins": (partial(classification_loss, margins=WEIGHTS, logit_adjustment=WEIGHTS), LABELS),
+    "soft": (classification_loss, SOFT),
     "soft, all statistics": (
         partial(classification_loss, term=weighted_sum((1, focal), (0.1, z_loss), (0.1, lambda entropy: entropy))),
         SOFT,
-        C,
     ),
-    "multi-label": (multi_label_loss, MULTI, PRESENT_OR_ABSENT / KNOWN),
+    "multi-label": (multi_label_loss, MULTI),
     "multi-label, asymmetric": (
         partial(multi_label_loss, term=asymmetric, pos_weight=WEIGHTS, label_smoothing=0.1),
         MULTI,
-        PRESENT_OR_ABSENT / KNOWN,
     ),
-    "CORAL": (ordinal_loss, LABELS, 1),
-    "CORN": (partial(ordinal_loss, levels=corn_levels), LABELS, 1),
+    "CORAL": (ordinal_loss, LABELS),
+    "CORN": (partial(ordinal_loss, levels=corn_levels), LABELS),
 }
-every_loss = pytest.mark.parametrize(("loss", "labels", "size"), LOSSES.values(), ids=LOSSES)
+every_loss = pytest.mark.parametrize(("loss", "labels"), LOSSES.values(), ids=LOSSES)
 
 
 @every_loss
-def test_gradcheck(loss, labels, size):
+def test_gradcheck(loss, labels):
     logits = normal(B, C).requires_grad_()
     assert torch.autograd.gradcheck(lambda x: loss(x, labels), logits)
     assert loss(logits, labels).dtype == torch.float64
@@ -463,9 +404,9 @@ def test_gradcheck(loss, labels, size):
 
 @every_loss
 @pytest.mark.parametrize("form", FORMS)
-def test_count_in_every_form(loss, labels, size, form):
+def test_count_in_every_form(loss, labels, form):
     logits, count = normal(B, C), FORMS[form]
-    count = None if count is None else count * size
+    count = None if count is None else count * int((labels != N).sum()) / KNOWN  # the Trainer counts every number
     torch.testing.assert_close(loss(logits, labels, count), loss(logits, labels), rtol=1e-6, atol=0)
     if count is not None:
         torch.testing.assert_close(loss(logits, labels, 2 * count), loss(logits, labels) / 2, rtol=1e-6, atol=0)
@@ -474,7 +415,7 @@ def test_count_in_every_form(loss, labels, size, form):
 @every_loss
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("count", [None, 0, 7])
-def test_all_labels_missing_gives_zero_with_a_graph(loss, labels, size, dtype, count):
+def test_all_labels_missing_gives_zero_with_a_graph(loss, labels, dtype, count):
     hidden = normal(B, 3).requires_grad_()
     found = loss({"logits": (hidden @ normal(3, C)).to(dtype)}, torch.full_like(labels, N), count)
     found *= 1  # as the Trainer does
@@ -484,7 +425,7 @@ def test_all_labels_missing_gives_zero_with_a_graph(loss, labels, size, dtype, c
 
 
 @every_loss
-def test_rows_without_a_label_may_be_nan_or_infinite(loss, labels, size):
+def test_rows_without_a_label_may_be_nan_or_infinite(loss, labels):
     """-100 is never a class: a row without a label changes neither the value nor the gradient."""
     logits = normal(B, C)
     expected, grad = loss(logits, labels), gradient(lambda x: loss(x, labels), logits)
@@ -507,12 +448,12 @@ def test_masking_by_multiplication_gives_nan():
     logits = normal(B, C)
     torch.testing.assert_close(masked(logits, LABELS), classification_loss(logits, LABELS))
     assert masked(logits, torch.full_like(LABELS, N)).isnan()
-    spoilt = logits.masked_fill((LABELS == N)[:, None], torch.inf)
+    spoilt = logits.masked_fill(~HAVE_LABEL[:, None], torch.inf)
     assert gradient(lambda x: masked(x, LABELS), spoilt).isnan().any()
 
 
 @every_loss
-def test_one_sample(loss, labels, size):
+def test_one_sample(loss, labels):
     known = (labels if labels.ndim > 1 else labels[:, None]).ne(N).all(-1).nonzero()[0]
     logits = normal(B, C)[known]
     parts = [loss(logits, labels[known]), loss({"logits": logits}, {"labels": labels[known]})]
@@ -520,9 +461,8 @@ def test_one_sample(loss, labels, size):
 
 
 @every_loss
-def test_outputs_of_any_form_give_the_same_loss_and_inputs_stay_unchanged(loss, labels, size):
+def test_outputs_of_any_form_give_the_same_loss(loss, labels):
     logits = normal(B, C)
-    kept, kept_labels = logits.clone(), labels.clone()
     expected = loss(logits, labels)
     hidden = normal(B, 3, 5)
     for outputs in (
@@ -532,18 +472,10 @@ def test_outputs_of_any_form_give_the_same_loss_and_inputs_stay_unchanged(loss, 
     ):
         assert loss(outputs, labels) == expected
     assert loss({"scores": logits}, labels, select=lambda outputs: outputs["scores"]) == expected
-    assert torch.equal(logits, kept)
-    assert torch.equal(labels, kept_labels)
-
-
-@pytest.mark.parametrize("name", [name for name in LOSSES if name != "soft, all statistics"])
-def test_losses_can_be_pickled(name):
-    loss, labels, _ = LOSSES[name]
-    assert pickle.loads(pickle.dumps(loss))(normal(B, C), labels) == loss(normal(B, C), labels)
 
 
 @every_loss
-def test_autocast_changes_nothing(loss, labels, size):
+def test_autocast_changes_nothing(loss, labels):
     logits = normal(B, C, dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         assert loss(logits, labels) == loss(logits, labels.clone())

@@ -1,7 +1,6 @@
 """The losses that compare the samples of a batch, against loops over pairs and triplets."""
 
 import math
-import pickle
 from functools import partial
 from operator import itemgetter
 
@@ -244,13 +243,6 @@ def test_invalid_values_raise(call, message):
 def test_invalid_types_raise(call, message):
     with pytest.raises(TypeError, match=message):
         call()
-
-
-@pytest.mark.parametrize(
-    "loss", [clip_loss, partial(info_nce_loss, select=SIDES), partial(triplet_loss, mining=semi_hard)]
-)
-def test_losses_can_be_pickled(loss):
-    assert repr(pickle.loads(pickle.dumps(loss)))
 
 
 # --- accumulation ----------------------------------------------------------------------------------------------------

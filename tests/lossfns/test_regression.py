@@ -1,7 +1,6 @@
 """Regression losses against torch's own functions and formulas in float64; shapes, missing targets, bad input."""
 
 import math
-import pickle
 from functools import partial
 
 import pytest
@@ -21,13 +20,10 @@ from lossfns import (
     token_weighted,
     weighted_sum,
 )
+from tests.lossfns.comparisons import assert_precise, assert_same, gradient, normal
 
 N = -100.0
 B, K = 6, 3
-
-
-def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    return (2 * torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))).to(dtype)
 
 
 TARGETS = normal(B, K, seed=1).index_put((torch.tensor([0, 0, 3]), torch.tensor([0, 2, 1])), torch.tensor(N).double())
@@ -36,64 +32,52 @@ KNOWN = TARGETS != N
 COUNT = int(KNOWN.sum())
 
 
-def as_counts(target: torch.Tensor) -> torch.Tensor:
-    return target.abs().round()
+COUNTS = TARGETS.abs().round().where(KNOWN, N)  # targets of a Poisson distribution
 
-
-# name: (term, its formula in Python floats, what makes its targets from real numbers)
+# name: (term, its formula in Python floats, targets)
 TERMS = {
-    "mse": (mse, lambda p, t: (p - t) ** 2, None),
-    "mae": (mae, lambda p, t: abs(p - t), None),
-    "huber": (huber, lambda p, t: 0.5 * (p - t) ** 2 if abs(p - t) <= 1 else abs(p - t) - 0.5, None),
+    "mse": (mse, lambda p, t: (p - t) ** 2, TARGETS),
+    "mae": (mae, lambda p, t: abs(p - t), TARGETS),
+    "huber": (huber, lambda p, t: 0.5 * (p - t) ** 2 if abs(p - t) <= 1 else abs(p - t) - 0.5, TARGETS),
     "huber, delta": (
         partial(huber, delta=0.3),
         lambda p, t: 0.5 * (p - t) ** 2 if abs(p - t) <= 0.3 else 0.3 * (abs(p - t) - 0.15),
-        None,
+        TARGETS,
     ),
-    "log-cosh": (log_cosh, lambda p, t: math.log(math.cosh(p - t)), None),
-    "median": (quantile, lambda p, t: 0.5 * abs(p - t), None),
-    "quantile": (partial(quantile, q=0.9), lambda p, t: 0.9 * (t - p) if t >= p else 0.1 * (p - t), None),
-    "Poisson": (poisson_nll, lambda p, t: math.exp(p) - t * p, as_counts),
+    "log-cosh": (log_cosh, lambda p, t: math.log(math.cosh(p - t)), TARGETS),
+    "median": (quantile, lambda p, t: 0.5 * abs(p - t), TARGETS),
+    "quantile": (partial(quantile, q=0.9), lambda p, t: 0.9 * (t - p) if t >= p else 0.1 * (p - t), TARGETS),
+    "Poisson": (poisson_nll, lambda p, t: math.exp(p) - t * p, COUNTS),
 }
-every_term = pytest.mark.parametrize(("term", "formula", "made"), TERMS.values(), ids=TERMS)
-
-
-def gradient(loss, predictions: torch.Tensor) -> torch.Tensor:
-    predictions = predictions.detach().clone().requires_grad_()
-    loss(predictions).backward()
-    return predictions.grad
+every_term = pytest.mark.parametrize(("term", "formula", "targets"), TERMS.values(), ids=TERMS)
 
 
 # --- values ----------------------------------------------------------------------------------------------------------
 
 
 @every_term
-def test_term_equals_its_formula(term, formula, made):
-    predictions, targets = normal(B, K), TARGETS if made is None else made(TARGETS).where(KNOWN, N)
+def test_term_equals_its_formula(term, formula, targets):
+    predictions = normal(B, K)
     pairs = zip(predictions[KNOWN].tolist(), targets[KNOWN].tolist(), strict=True)
     expected = sum(formula(p, t) for p, t in pairs) / COUNT
     assert regression_loss(predictions, targets, term=term).item() == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize(
-    ("term", "torch_loss"),
+    ("term", "torch_loss", "targets"),
     [
-        (mse, F.mse_loss),
-        (mae, F.l1_loss),
-        (partial(huber, delta=0.5), partial(F.huber_loss, delta=0.5)),
-        (poisson_nll, F.poisson_nll_loss),
+        (mse, F.mse_loss, TARGETS),
+        (mae, F.l1_loss, TARGETS),
+        (partial(huber, delta=0.5), partial(F.huber_loss, delta=0.5), TARGETS),
+        (poisson_nll, F.poisson_nll_loss, COUNTS),
     ],
 )
-def test_loss_and_gradient_equal_torch(term, torch_loss):
-    targets = as_counts(TARGETS).where(KNOWN, N) if term is poisson_nll else TARGETS
-
-    def loss(x):
-        return regression_loss(x, targets, term=term)
-
-    predictions = normal(B, K)
-    torch.testing.assert_close(loss(predictions), torch_loss(predictions[KNOWN], targets[KNOWN]), rtol=0, atol=1e-13)
-    expected = gradient(lambda x: torch_loss(x[KNOWN], targets[KNOWN]), predictions)
-    torch.testing.assert_close(gradient(loss, predictions), expected, rtol=0, atol=1e-13)
+def test_loss_and_gradient_equal_torch(term, torch_loss, targets):
+    assert_same(
+        lambda x: regression_loss(x, targets, term=term),
+        lambda x: torch_loss(x[KNOWN], targets[KNOWN]),
+        normal(B, K),
+    )
 
 
 @pytest.mark.parametrize("one_target", [False, True])
@@ -156,31 +140,19 @@ def test_terms_can_be_summed_and_weighted():
 
 @every_term
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_precision_is_at_least_that_of_torch(term, formula, made, dtype):
-    predictions, targets = normal(B, K, dtype=dtype), TARGETS if made is None else made(TARGETS).where(KNOWN, N)
-
-    def usual(x):
-        return term(x[KNOWN], targets[KNOWN].to(x.dtype)).mean()
-
-    def ours(x):
-        return regression_loss(x, targets, term=term)
-
-    true, reference, found = usual(predictions.double()), usual(predictions.float()), ours(predictions)
-    assert found.dtype == torch.float32
-    assert abs(found - true) <= abs(reference - true) + 1e-6
-    true = gradient(usual, predictions.double())
-    reference = gradient(lambda x: usual(x.float()), predictions)
-    found = gradient(ours, predictions)
-    assert found.dtype == dtype
-    assert (found - true).abs().max() <= (reference - true).abs().max() + 1e-6
+def test_precision_is_at_least_that_of_float32(term, formula, targets, dtype):
+    assert_precise(
+        lambda x: regression_loss(x, targets, term=term),
+        lambda x: term(x[KNOWN], targets[KNOWN].to(x.dtype)).mean(),
+        normal(B, K, dtype=dtype),
+    )
 
 
 # --- as the Trainer calls them ---------------------------------------------------------------------------------------
 
 
 @every_term
-def test_gradcheck(term, formula, made):
-    targets = TARGETS if made is None else made(TARGETS).where(KNOWN, N)
+def test_gradcheck(term, formula, targets):
     predictions = normal(B, K)
     assert (predictions - targets)[KNOWN].abs().min() > 1e-2  # away from kinks
     assert torch.autograd.gradcheck(lambda x: regression_loss(x, targets, term=term), predictions.requires_grad_())
@@ -215,9 +187,7 @@ def test_all_targets_missing_gives_zero_with_a_graph(term, dtype, count):
 
 
 @every_term
-def test_predictions_of_missing_targets_may_be_nan_or_infinite(term, formula, made):
-    targets = TARGETS if made is None else made(TARGETS).where(KNOWN, N)
-
+def test_predictions_of_missing_targets_may_be_nan_or_infinite(term, formula, targets):
     def loss(x):
         return regression_loss(x, targets, term=term)
 
@@ -241,12 +211,6 @@ def test_constant_predictions_and_one_sample():
     assert regression_loss(torch.zeros(3, 1), torch.tensor([1.0, 2.0, 3.0])).item() == pytest.approx(14 / 3)
     assert regression_loss(torch.ones(1, 1), torch.tensor([3.0])).item() == 4.0
     assert gradient(lambda x: regression_loss(x, x.detach(), term=log_cosh), torch.ones(2)).tolist() == [0.0, 0.0]
-
-
-def test_losses_can_be_pickled():
-    loss = partial(regression_loss, term=weighted_sum((1.0, partial(quantile, q=0.1)), (0.5, mse)))
-    predictions = normal(B, K)
-    assert pickle.loads(pickle.dumps(loss))(predictions, TARGETS) == loss(predictions, TARGETS)
 
 
 # --- bad input -------------------------------------------------------------------------------------------------------

@@ -8,12 +8,9 @@ import torch
 
 from lossfns import ctc_loss
 from tests.lossfns.cases import N
+from tests.lossfns.comparisons import normal
 
 V = 3
-
-
-def normal(*shape, seed=0):
-    return 2 * torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def spelled(path, blank=0):

@@ -469,6 +469,7 @@ def test_token_weights(weights):
         np.arange(7, dtype=np.float32),
         torch.arange(7),
         torch.arange(7.0, dtype=torch.bfloat16),
+        torch.arange(7.0, dtype=torch.float16),
         torch.arange(7.0, requires_grad=True),
     ],
     ids=lambda weights: f"{type(weights).__name__} {getattr(weights, 'dtype', '')}",
