@@ -398,15 +398,15 @@ def test_negative_labels_are_marked_in_any_dtype(dtype):
         (lambda log_prob, /: -log_prob, "log_prob is positional-only"),
         (
             lambda logprob: -logprob,
-            "asks for 'logprob'; known are entropy, labels, log_normalizer, log_prob, mean_logit",
+            r"asks for 'logprob'; known( names)? are entropy, labels, log_normalizer, log_prob, mean_logit",
         ),
         (partial(cross_entropy, log_prob=torch.zeros(1)), "binds 'log_prob', which is measured"),
         (lambda log_prob, labels=None: -log_prob, "binds 'labels'"),
-        (lambda labels: labels.float(), "asks for no statistic; it needs at least one of log_prob"),
-        (token_weighted(cross_entropy), "asks for 'token_weights'; known are"),
-        (lambda log_prob: -log_prob.mean(), r"returned \(\) for 2 items; a term is elementwise"),
-        (lambda log_prob: -log_prob[:, None], r"returned \(2, 1\) for 2 items"),
-        (lambda log_prob: 1.0, "returned float for 2 items"),
+        (lambda labels: labels.float(), "at least one .*log_prob"),
+        (token_weighted(cross_entropy), "asks for 'token_weights'"),
+        (lambda log_prob: -log_prob.mean(), r"returned \(\) for 2"),
+        (lambda log_prob: -log_prob[:, None], r"returned \(2, 1\) for 2"),
+        (lambda log_prob: 1.0, "returned float for 2"),
     ],
 )
 def test_invalid_terms_raise_before_any_work(monkeypatch, term, message):
@@ -493,7 +493,7 @@ def test_module_names_its_tensors_in_forward():
 
 
 def test_torch_loss_module_is_not_a_term():
-    with pytest.raises(TypeError, match=r"CrossEntropyLoss\(\) asks for 'input'; known are .*log_prob"):
+    with pytest.raises(TypeError, match=r"CrossEntropyLoss\(\) asks for 'input'; known.* are .*log_prob"):
         causal_lm_loss(torch.zeros(1, 2, 9), torch.tensor([[0, 1]]), term=torch.nn.CrossEntropyLoss())
 
 
