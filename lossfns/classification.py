@@ -32,6 +32,7 @@ from .terms import cross_entropy, smoothed_cross_entropy
 
 Normalize = Literal["items", "weights"]
 NormalizeTokens = Literal["tokens", "weights"]
+Levels = Callable[[Tensor, int], Tensor]  # see `coral_levels`
 
 
 def classification_loss(
@@ -47,43 +48,56 @@ def classification_loss(
     normalize: Normalize = "items",
     select: Selector | None = None,
 ) -> Tensor:
-    """Mean of a term over samples of one class each, exact under gradient accumulation and processes.
+    """Compute the mean of a term over samples with one class each, exact under gradient accumulation and processes.
 
-    Texts, images, sounds and multiple choice alike. Soft labels (mixup, several raters) are distributions over the
-    classes; the term is then expected over them, which for cross-entropy is the usual soft cross-entropy.
+        sum over samples of term(logits + logit_adjustment, class id) / number of samples
+
+    For texts, images, sounds and multiple choice. Soft labels (mixup, several raters) are probabilities of the classes;
+    the loss of a sample is then the expectation of the term over them, which for cross-entropy is the usual soft
+    cross-entropy.
 
     Args:
-        outputs: what the model returned: a ModelOutput or dict with `logits`, a tuple, or logits `(B, C)`.
-        labels: class ids `(B,)`, -100 where a label is missing; or soft labels, floats `(B, C)` with rows that add up
-            to 1 or are -100 throughout; or `{"labels": either, name: extra}`.
-        num_items_in_batch: the Trainer's count over the accumulation window, in any of its forms: samples, and samples
-            times classes for soft labels. None counts this call.
-        term: what is minimised a sample.
-        class_weights: one weight a class, `(C,)`: short for `class_weighted(term, class_weights)`.
-        label_smoothing: mass spread evenly over the classes, for cross-entropy. Together with class weights it is
-            torch's: each class that receives mass costs its own weight. `class_weighted(partial(smoothed_cross_entropy,
-            label_smoothing=...), weights)` is the other meaning, the weight of the label times the smoothed loss. A
-            class of logit -inf gets none of the mass, but costs infinitely much under class weights.
-        logit_adjustment: added to the logits, `(C,)`: log-priors of the classes, times a temperature, train logits
-            that are right for balanced classes.
-        margins: taken off the logit of a sample's own class, `(C,)`; see `ldam_margins`.
-        normalize: divide by the number of "items", also where they are weighted, or by their "weights" before
-            smoothing: torch's weighted mean, exact without gradient accumulation in one process only.
-        select: a function of `outputs` that picks the logits.
+        outputs: the model's outputs: a ModelOutput or dict with `logits`, a tuple, or logits `(B, C)`.
+        labels: class ids `(B,)`, -100 where a label is missing; or soft labels, floats `(B, C)` whose rows sum to 1 or
+            are -100 throughout; or `{"labels": either, name: extra}`.
+        num_items_in_batch: the Trainer's count over the accumulation window, in any of its forms: samples, or samples
+            times classes for soft labels. None counts the samples of this call.
+        term: what is minimized per sample.
+        class_weights: one weight per class, `(C,)`: short for `class_weighted(term, class_weights)`.
+        label_smoothing: probability that is spread evenly over the classes, in `[0, 1]`, for cross-entropy. Together
+            with class weights it means what it means in torch: every class is weighted by its own weight. For the
+            weight of the label times the smoothed loss, use `class_weighted(partial(smoothed_cross_entropy,
+            label_smoothing=...), weights)`. A class with a logit of -inf is left out of the smoothing, but its loss is
+            infinite if there are class weights.
+        logit_adjustment: one number per class that is added to the logits, `(C,)`. With the log-priors of the classes,
+            times a temperature, the model learns logits for balanced classes.
+        margins: one number per class that is subtracted from the logit of the label's class, `(C,)`; see
+            `ldam_margins`.
+        normalize: "items" divides by the number of samples, weighted or not. "weights" divides by their weights before
+            smoothing, as torch's weighted mean does; it is exact only without gradient accumulation and in one process.
+        select: a function of `outputs` that returns the logits.
 
     Returns:
-        0-d float32 (float64 for float64 logits), nats a sample for cross-entropy; 0 with a live graph when every label
+        0-d float32 (float64 for float64 logits), nats per sample for cross-entropy; 0 with a live graph if every label
         is missing.
 
     Raises:
-        ValueError: labels are missing, out of range, no distribution or of another shape; options that do not fit
-            the number of classes or each other.
-        TypeError: hard labels are not integers; the term asks for something unknown.
+        ValueError: labels are missing, out of range, not a distribution or of another shape; an option does not fit the
+            number of classes or another option.
+        TypeError: class ids are not integers; the term asks for an unknown tensor.
 
-    Source:
-        Szegedy et al.: Rethinking the Inception Architecture (2016), for label smoothing; Zhang, Cisse, Dauphin,
-        Lopez-Paz: mixup (2018); Menon, Jayasumana, Rawat, Jain, Veit, Kumar: Long-Tail Learning via Logit Adjustment
-        (2021), equation 10; Cao, Wei, Gaidon, Arechiga, Ma: LDAM (2019), equation 12, for margins.
+    References:
+        Szegedy, Vanhoucke, Ioffe, Shlens, Wojna, "Rethinking the Inception Architecture for Computer Vision", 2016
+        (`label_smoothing`), https://arxiv.org/abs/1512.00567
+
+        Zhang, Cisse, Dauphin, Lopez-Paz, "mixup: Beyond Empirical Risk Minimization", 2018 (soft labels),
+        https://arxiv.org/abs/1710.09412
+
+        Menon, Jayasumana, Rawat, Jain, Veit, Kumar, "Long-tail learning via logit adjustment", 2021, equation 10
+        (`logit_adjustment`), https://arxiv.org/abs/2007.07314
+
+        Cao, Wei, Gaidon, Arechiga, Ma, "Learning Imbalanced Datasets with Label-Distribution-Aware Margin Loss", 2019,
+        equation 12 (`margins`), https://arxiv.org/abs/1906.07413
 
     Example:
         >>> import torch
@@ -110,9 +124,43 @@ def token_classification_loss(
     normalize: NormalizeTokens = "tokens",
     select: Selector | None = None,
 ) -> Tensor:
-    """Mean of a term over the labelled tokens: `classification_loss` with logits `(B, S, C)` and labels `(B, S)`.
+    """Compute the mean of a term over labelled tokens, exact under gradient accumulation and processes.
 
-    Its items are tokens, and `normalize` says "tokens" or "weights", as for language models.
+        sum over tokens of term(logits + logit_adjustment, class id) / number of tokens
+
+    The options are those of `classification_loss`, whose samples are tokens here.
+
+    Args:
+        outputs: the model's outputs: a ModelOutput or dict with `logits`, a tuple, or logits `(B, S, C)`.
+        labels: class ids `(B, S)`, -100 where a token has no label; or soft labels, floats `(B, S, C)` whose rows sum
+            to 1 or are -100 throughout; or `{"labels": either, name: extra}`.
+        num_items_in_batch: the Trainer's count over the accumulation window, in any of its forms: labelled tokens, or
+            tokens times classes for soft labels. None counts the tokens of this call.
+        term: what is minimized per token.
+        class_weights: one weight per class, `(C,)`: short for `class_weighted(term, class_weights)`.
+        label_smoothing: probability that is spread evenly over the classes, in `[0, 1]`, for cross-entropy; see
+            `classification_loss` for its meaning together with class weights.
+        logit_adjustment: one number per class that is added to the logits, `(C,)`.
+        margins: one number per class that is subtracted from the logit of the label's class, `(C,)`; see
+            `ldam_margins`.
+        normalize: "tokens" divides by the number of labelled tokens, weighted or not. "weights" divides by their
+            weights before smoothing, as torch's weighted mean does; it is exact only without gradient accumulation and
+            in one process.
+        select: a function of `outputs` that returns the logits.
+
+    Returns:
+        0-d float32 (float64 for float64 logits), nats per token for cross-entropy; 0 with a live graph if no token has
+        a label.
+
+    Raises:
+        ValueError: labels are missing, out of range, not a distribution or of another shape; an option does not fit the
+            number of classes or another option.
+        TypeError: class ids are not integers; the term asks for an unknown tensor.
+
+    References:
+        As in `classification_loss`: Szegedy et al., 2016, https://arxiv.org/abs/1512.00567; Zhang et al., 2018,
+        https://arxiv.org/abs/1710.09412; Menon et al., 2021, https://arxiv.org/abs/2007.07314; Cao et al., 2019,
+        https://arxiv.org/abs/1906.07413
 
     Example:
         >>> import torch
@@ -137,33 +185,36 @@ def _class_loss(
     normalize: Normalize | NormalizeTokens,
     select: Selector | None,
 ) -> Tensor:
-    """What both share: soft labels, and smoothing under class weights, are expectations; the rest is the kernel's."""
+    """Compute the loss of samples (`dimensions` 1) or tokens (2).
+
+    Soft labels, and smoothing together with class weights, need an expectation over classes; the kernel computes the
+    rest from one class id per row.
+    """
     ids, extras = split_labels(labels)
     soft = ids.is_floating_point() and ids.ndim == dimensions + 1
     logits = select_logits(outputs, ids[..., 0] if soft else ids, select)
     _check_shapes(logits, ids, dimensions, soft)
-    ids = ids.detach().cpu()  # once for all that reads them
-    logits = _adjusted(logits, logit_adjustment)
-    if margins is not None:
-        logits = _lowered(logits, None if soft else ids, margins)
+    ids = ids.detach().cpu()  # One copy to the host for all that read them.
+    logits = _adjust(logits, None if soft else ids, logit_adjustment, margins)
     units = ["items" if dimensions == 1 else "tokens"]
-    together = label_smoothing != 0.0 and class_weights is not None
+    weighted_smoothing = label_smoothing != 0.0 and class_weights is not None
     term = _with_options(term, class_weights, label_smoothing)
-    if not soft and not together:
+    if not soft and not weighted_smoothing:
         return label_loss(FromLogits(logits), ids, extras, num_items_in_batch, term, normalize=normalize, units=units)
     check_normalize(normalize, units, extras)
     rows = soft_rows(ids) if soft else certain_rows(align(logits, ids, shift=0), ids, logits.shape[-1])
-    size = logits.shape[-1] if soft else 1  # of what the Trainer counts for one item
-    count = item_count(num_items_in_batch, len(rows.rows) * size, logits.device) / size
-    smoothing = label_smoothing if together else 0.0
+    counted = logits.shape[-1] if soft else 1  # The Trainer counts each class of a soft label.
+    count = item_count(num_items_in_batch, len(rows.rows) * counted, logits.device) / counted
+    smoothing = label_smoothing if weighted_smoothing else 0.0
     return soft_loss(logits, rows, extras, count, term, label_smoothing=smoothing, weighted=normalize == "weights")
 
 
 def _with_options(term: Term, class_weights: ClassValues | None, label_smoothing: float) -> Term:
+    """Return the term with class weights, or with smoothing; both together are left to `soft_loss`."""
     check_smoothing(label_smoothing)
     if label_smoothing and term is not cross_entropy:
         raise ValueError(
-            f"label_smoothing is defined for cross_entropy, not for {name_of(term)}; combine them by name: "
+            f"label_smoothing is defined for cross_entropy, got term={name_of(term)}. To combine them, use "
             "weighted_sum((0.5, term), (0.5, partial(smoothed_cross_entropy, label_smoothing=...)))"
         )
     if label_smoothing and class_weights is None:
@@ -172,39 +223,41 @@ def _with_options(term: Term, class_weights: ClassValues | None, label_smoothing
 
 
 def _check_shapes(logits: Tensor, labels: Tensor, dimensions: int, soft: bool) -> None:
-    items = "(batch,)" if dimensions == 1 else "(batch, tokens)"
+    ids, rows = ("(batch,)", "batch") if dimensions == 1 else ("(batch, tokens)", "batch, tokens")
     wanted = labels.shape if soft else (*labels.shape, *logits.shape[-1:])
     if logits.ndim != dimensions + 1 or logits.shape != wanted:
         raise ValueError(
-            f"logits {tuple(logits.shape)} and labels {tuple(labels.shape)} do not fit: expected class ids {items}, or "
-            f"float soft labels of the logits' shape, and logits ({items[1:-1].rstrip(',')}, classes). Labels that "
-            "hold side by side go to multi_label_loss, labels of tokens to token_classification_loss"
+            f"logits {tuple(logits.shape)} and labels {tuple(labels.shape)} do not fit: expected class ids {ids}, or "
+            f"float soft labels of the logits' shape, and logits ({rows}, classes). Use multi_label_loss for several "
+            "labels per sample, token_classification_loss for labels of tokens"
         )
 
 
 def _by_class(values: ClassValues, name: str, logits: Tensor, *, smallest: float = -math.inf) -> Tensor:
-    """One number of at least `smallest` a class of the logits, `(C,)` float64 on the host."""
+    """Return one number per class of the logits, each at least `smallest`, as `(C,)` float64 on the host."""
     table = class_table(values, name, smallest=smallest)
     if table.numel() != logits.shape[-1]:
-        raise ValueError(f"{name} is for {table.numel()} classes, the logits have {logits.shape[-1]}")
+        raise ValueError(f"{name} must have one number per class, {logits.shape[-1]} as the logits, got {len(table)}")
     return table
 
 
-def _adjusted(logits: Tensor, logit_adjustment: ClassValues | None) -> Tensor:
-    if logit_adjustment is None:
+def _adjust(
+    logits: Tensor, ids: Tensor | None, logit_adjustment: ClassValues | None, margins: ClassValues | None
+) -> Tensor:
+    """Return the logits plus `logit_adjustment`, minus the margin of each label's class, in the compute dtype."""
+    if logit_adjustment is None and margins is None:
         return logits
     x = logits.to(compute_dtype(logits.dtype))
-    return x + _by_class(logit_adjustment, "logit_adjustment", logits).to(x.device, x.dtype, non_blocking=True)
-
-
-def _lowered(logits: Tensor, ids: Tensor | None, margins: ClassValues) -> Tensor:
+    if logit_adjustment is not None:
+        x = x + _by_class(logit_adjustment, "logit_adjustment", x).to(x.device, x.dtype, non_blocking=True)
+    if margins is None:
+        return x
     if ids is None:
-        raise ValueError("margins are taken off the logit of the one right class; soft labels have none")
-    table = _by_class(margins, "margins", logits)
-    rows = align(logits, ids, shift=0).rows
-    x = logits.to(compute_dtype(logits.dtype)).flatten(0, -2)
-    taken_off = table.to(x.device, x.dtype, non_blocking=True)[rows.labels]
-    return x.index_put((rows.on_device, rows.labels), -taken_off, accumulate=True).view(logits.shape)
+        raise ValueError("margins need class ids as labels, got soft labels: a margin belongs to the label's class")
+    table = _by_class(margins, "margins", x).to(x.device, x.dtype, non_blocking=True)
+    rows = align(x, ids, shift=0).rows
+    lowered = x.flatten(0, -2).index_put((rows.on_device, rows.labels), -table[rows.labels], accumulate=True)
+    return lowered.view(logits.shape)
 
 
 @disable_compile
@@ -218,31 +271,42 @@ def multi_label_loss(
     label_smoothing: float = 0.0,
     select: Selector | None = None,
 ) -> Tensor:
-    """Mean of a term over labels that hold side by side, one logit each: binary cross-entropy and its relatives.
+    """Compute the mean of a term over independent yes-or-no labels with one logit each, such as binary cross-entropy.
+
+        sum over labels of pos_weight * y * term(present) + (1 - y) * term(absent) / number of labels
+
+    Here y is the smoothed label. Cross-entropy is -log q for a present and -log(1 - q) for an absent label, with q the
+    sigmoid of the logit.
 
     Args:
-        outputs: what the model returned: a ModelOutput or dict with `logits`, a tuple, or logits `(B, C)`.
-        labels: `(B, C)`, integer or float: 1 present, 0 absent, between them a chance, -100 missing; or
+        outputs: the model's outputs: a ModelOutput or dict with `logits`, a tuple, or logits `(B, C)`.
+        labels: `(B, C)`, integer or float: 1 present, 0 absent, a probability between them, -100 missing; or
             `{"labels": labels, name: extra}`.
         num_items_in_batch: the Trainer's count of labels that are not -100 over the accumulation window, in any of its
-            forms; None counts those of this call.
-        term: a function of the `log_prob` of what the label says, and of `outcome` (bool, whether it says present):
-            `cross_entropy`, `focal`, `asymmetric`, ...
-        pos_weight: weight of present labels, `(C,)`; see `balanced_pos_weight`.
-        label_smoothing: mass spread evenly over present and absent.
-        select: a function of `outputs` that picks the logits.
+            forms. None counts the labels of this call.
+        term: a function of `log_prob`, the log-probability of the outcome, and `outcome` (bool, whether the label is
+            present): `cross_entropy`, `focal`, `asymmetric`, ...
+        pos_weight: one weight per class, `(C,)`, for present labels; see `balanced_pos_weight`.
+        label_smoothing: probability that is spread evenly over present and absent, in `[0, 1]`.
+        select: a function of `outputs` that returns the logits.
 
     Returns:
-        0-d float32 (float64 for float64 logits), nats a label for cross-entropy; 0 with a live graph when every label
+        0-d float32 (float64 for float64 logits), nats per label for cross-entropy; 0 with a live graph if every label
         is missing.
 
     Raises:
         ValueError: labels are missing, of another shape or outside 0 to 1; `pos_weight` is negative or does not fit the
-            classes.
-        TypeError: the term asks for something unknown.
+            number of classes.
+        TypeError: the term asks for an unknown tensor.
 
-    Source:
-        Szegedy et al.: Rethinking the Inception Architecture (2016), for label smoothing, here over two outcomes.
+    References:
+        Good, "Rational Decisions", 1952 (binary cross-entropy), https://doi.org/10.1111/j.2517-6161.1952.tb00104.x
+
+        King, Zeng, "Logistic Regression in Rare Events Data", 2001 (`pos_weight`),
+        https://doi.org/10.1093/oxfordjournals.pan.a004868
+
+        Szegedy, Vanhoucke, Ioffe, Shlens, Wojna, "Rethinking the Inception Architecture for Computer Vision", 2016
+        (`label_smoothing`), https://arxiv.org/abs/1512.00567
 
     Example:
         >>> import torch
@@ -254,7 +318,7 @@ def multi_label_loss(
     if targets.shape != logits.shape or not targets.ndim:
         raise ValueError(
             f"logits {tuple(logits.shape)} and labels {tuple(targets.shape)} do not fit: expected labels 0 or 1 of the "
-            "logits' shape (batch, labels); class ids go to classification_loss"
+            "logits' shape (batch, labels). Use classification_loss for class ids"
         )
     check_smoothing(label_smoothing)
     weight = None if pos_weight is None else _by_class(pos_weight, "pos_weight", logits, smallest=0.0)
@@ -262,29 +326,29 @@ def multi_label_loss(
     wrong = (host != IGNORED) & ~((host >= 0) & (host <= 1))
     if bool(wrong.any()):
         raise ValueError(
-            f"label {host[wrong][0].item()} is neither present (1) nor absent (0) nor missing ({IGNORED}); another "
-            "mark of a missing label is mapped by lossfns.collators.replace_labels or mask_missing"
+            f"labels must be 1 (present), 0 (absent), a probability between them, or {IGNORED} (missing), got "
+            f"{host[wrong][0].item()}. Map another mark of missing labels with lossfns.collators.replace_labels or "
+            "mask_missing"
         )
     count = item_count(num_items_in_batch, int((host != IGNORED).sum()), logits.device)
     return binary_loss(logits, host, extras, count, term, pos_weight=weight, label_smoothing=label_smoothing)
 
 
-Levels = Callable[[Tensor, int], Tensor]
-
-
 def coral_levels(labels: Tensor, thresholds: int) -> Tensor:
-    """Whether each class lies above each threshold.
+    """Return whether the class of each label is above each threshold.
+
+        levels[i, k] = 1 if labels[i] > k else 0
 
     Args:
-        labels: class ids, `(n,)`, 0 to `thresholds`.
-        thresholds: their number, one less than classes.
+        labels: class ids, `(n,)` int64, 0 to `thresholds`.
+        thresholds: number of thresholds, one less than the number of classes.
 
     Returns:
         `(n, thresholds)` int64, 0 or 1.
 
-    Source:
-        Cao, Mirjalili, Raschka: Rank Consistent Ordinal Regression for Neural Networks with Application to Age
-        Estimation (2020), equation 4.
+    References:
+        Cao, Mirjalili, Raschka, "Rank consistent ordinal regression for neural networks with application to age
+        estimation", 2020, equation 4, https://arxiv.org/abs/1901.07884
 
     Example:
         >>> coral_levels(torch.tensor([0, 1, 3]), 3).tolist()
@@ -294,18 +358,20 @@ def coral_levels(labels: Tensor, thresholds: int) -> Tensor:
 
 
 def corn_levels(labels: Tensor, thresholds: int) -> Tensor:
-    """Whether each class lies above each threshold, given that it lies above the one before; -100 where it does not.
+    """Return whether the class of each label is above each threshold, given that it is above the one before.
+
+        levels[i, k] = 1 if labels[i] > k, 0 if labels[i] = k, -100 if labels[i] < k
 
     Args:
-        labels: class ids, `(n,)`, 0 to `thresholds`.
-        thresholds: their number, one less than classes.
+        labels: class ids, `(n,)` int64, 0 to `thresholds`.
+        thresholds: number of thresholds, one less than the number of classes.
 
     Returns:
-        `(n, thresholds)` int64: 0, 1 or -100.
+        `(n, thresholds)` int64: 0, 1, or -100 where the condition does not hold.
 
-    Source:
-        Shi, Cao, Raschka: Deep Neural Networks for Rank-Consistent Ordinal Regression Based On Conditional
-        Probabilities (2021), section 3.3.
+    References:
+        Shi, Cao, Raschka, "Deep Neural Networks for Rank-Consistent Ordinal Regression Based On Conditional
+        Probabilities", 2021, section 3.3, https://arxiv.org/abs/2111.08851
 
     Example:
         >>> corn_levels(torch.tensor([0, 1, 3]), 3).tolist()
@@ -325,31 +391,39 @@ def ordinal_loss(
     term: Term = cross_entropy,
     select: Selector | None = None,
 ) -> Tensor:
-    """Sum of a term over the thresholds between ordered classes, mean over samples.
+    """Compute the sum of a term over the thresholds between ordered classes, as a mean over samples.
 
-    A model for K classes returns K - 1 logits. CORAL asks that they share their weights and differ in their biases;
-    CORN asks for nothing. CORN's paper divides by the number of thresholds asked in a batch, which differs between
-    batches; here samples are counted, for both, so that gradient accumulation changes nothing.
+        sum over samples i and thresholds k with levels[i, k] != -100 of term(levels[i, k]) / number of samples
+
+    A model for K classes returns K - 1 logits; the sigmoid of a logit is the probability that the class is above the
+    threshold. CORAL requires logits that share their weights and differ in their biases; CORN has no such requirement.
+    CORN's paper divides by the number of levels in a batch, which differs between batches. This function divides by the
+    number of samples for both, so that gradient accumulation does not change the loss.
 
     Args:
-        outputs: what the model returned: a ModelOutput or dict with `logits`, a tuple, or logits `(B, K - 1)`.
+        outputs: the model's outputs: a ModelOutput or dict with `logits`, a tuple, or logits `(B, K - 1)`.
         labels: class ids `(B,)`, 0 to K - 1, -100 where a label is missing; or `{"labels": ids, name: extra}`.
-        num_items_in_batch: the Trainer's count of labels over the accumulation window, in any of its forms; None counts
-            those of this call.
-        levels: what is asked of each threshold: `coral_levels` or `corn_levels`.
-        term: what is minimised a threshold, as in `multi_label_loss`.
-        select: a function of `outputs` that picks the logits.
+        num_items_in_batch: the Trainer's count of labels over the accumulation window, in any of its forms. None counts
+            the labels of this call.
+        levels: the outcomes that the thresholds are trained on: `coral_levels`, `corn_levels`, or a function of the
+            same arguments.
+        term: what is minimized per threshold, as in `multi_label_loss`.
+        select: a function of `outputs` that returns the logits.
 
     Returns:
-        0-d float32 (float64 for float64 logits), nats a sample for cross-entropy; 0 with a live graph when every label
+        0-d float32 (float64 for float64 logits), nats per sample for cross-entropy; 0 with a live graph if every label
         is missing.
 
     Raises:
-        ValueError: labels are missing, out of range or of another shape.
-        TypeError: labels are not integers; the term asks for something unknown; levels have no such option.
+        ValueError: labels are missing, out of range or of another shape; `levels` returns another shape.
+        TypeError: labels are not integers; the term asks for an unknown tensor; `levels` binds an unknown option.
 
-    Source:
-        See `coral_levels` and `corn_levels`.
+    References:
+        Cao, Mirjalili, Raschka, "Rank consistent ordinal regression for neural networks with application to age
+        estimation", 2020, equation 4 (CORAL), https://arxiv.org/abs/1901.07884
+
+        Shi, Cao, Raschka, "Deep Neural Networks for Rank-Consistent Ordinal Regression Based On Conditional
+        Probabilities", 2021, section 3.3 (CORN), https://arxiv.org/abs/2111.08851
 
     Example:
         >>> ordinal_loss(torch.zeros(1, 3), torch.tensor([1]), levels=corn_levels)
@@ -362,14 +436,16 @@ def ordinal_loss(
     if ids.ndim != 1 or logits.ndim != 2 or logits.shape[0] != ids.shape[0]:
         raise ValueError(
             f"logits {tuple(logits.shape)} and labels {tuple(ids.shape)} do not fit: expected class ids (batch,) and "
-            "one logit a threshold, (batch, classes - 1)"
+            "one logit per threshold, (batch, classes - 1)"
         )
     host, thresholds = ids.detach().cpu().long(), logits.shape[-1]
     scored = host != IGNORED
-    check_range(host[scored], thresholds + 1)
-    asked = torch.full(logits.shape, IGNORED, device="cpu")
-    found = levels(host[scored], thresholds)
-    if found.shape != (int(scored.sum()), thresholds):
-        raise ValueError(f"levels returned {tuple(found.shape)}, not one of {thresholds} thresholds for each label")
-    asked[scored] = found
-    return binary_loss(logits, asked, extras, item_count(num_items_in_batch, int(scored.sum()), logits.device), term)
+    known = host[scored]
+    check_range(known, thresholds + 1)
+    found = levels(known, thresholds)
+    if found.shape != (len(known), thresholds):
+        raise ValueError(f"levels must return the shape {(len(known), thresholds)}, got {tuple(found.shape)}")
+    outcomes = torch.full(logits.shape, IGNORED, device="cpu")
+    outcomes[scored] = found
+    count = item_count(num_items_in_batch, len(known), logits.device)
+    return binary_loss(logits, outcomes, extras, count, term)

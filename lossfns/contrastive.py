@@ -1,8 +1,8 @@
 """Losses that compare the samples of a batch with each other, for the Trainer's `compute_loss_func`.
 
-The negatives of a sample are the others of its micro-batch, on its process. The loss is a sum over samples divided by
-the Trainer's count, so that gradient accumulation and processes leave its scale alone, but not its value: 4
-micro-batches of 8 contrast each sample with 7 others, one batch of 32 with 31.
+The negatives of a sample are the other samples of its micro-batch on its process. The loss is a sum over samples
+divided by the Trainer's count. Gradient accumulation and several processes therefore keep its scale, but change its
+value: 4 micro-batches of 8 contrast each sample with 7 others, one batch of 32 contrasts it with 31.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from ._core.alignment import Labels, Outputs, Selector, select_logits, split_labels
 from ._core.autograd import autocast_off, disable_compile
-from ._core.checks import IGNORED, as_list, check_ids, check_logits
+from ._core.checks import IGNORED, as_list, check_ids, check_logits, check_positive
 from ._core.normalization import NumItems, divide, item_count
 from ._core.rows import compute_dtype
 from ._core.signature import check_options
@@ -25,7 +25,7 @@ from ._core.sources import FromLogits
 from ._core.term_loss import label_loss
 from .terms import cross_entropy
 
-Pair = tuple[Tensor, Tensor]
+QueriesAndKeys = tuple[Tensor, Tensor]
 Mining = Callable[[Tensor, Tensor, Tensor, float], Tensor]  # see `batch_hard`
 
 
@@ -37,31 +37,35 @@ def clip_loss(
     *,
     select: Selector | None = None,
 ) -> Tensor:
-    """Cross-entropy of each sample's partner among those of the batch, both ways: contrastive image-text pre-training.
+    """Compute the loss of contrastive language-image pre-training: find each text's image in the batch, and vice versa.
 
-    The model's own temperature is in its logits. Gradient accumulation and processes change the negatives, as this
-    module says.
+        sum over samples i of -(log softmax(s[i, :])[i] + log softmax(s[:, i])[i]) / 2 / number of samples
+
+    Here s are the similarities, which the model has divided by its temperature. Gradient accumulation and several
+    processes change the negatives, as the module's docstring says.
 
     Args:
-        outputs: what the model returned: a ModelOutput or dict with `logits_per_text` `(B, B)`, partners on the
-            diagonal.
-        labels: which samples are the same, `(B,)` integers: equal ids are no negatives of each other; -100 leaves a
-            sample out, as a negative too. None: all differ.
-        num_items_in_batch: the Trainer's count of labels over the accumulation window, in any of its forms; None counts
-            the samples of this call. The Trainer counts, and evaluates, with `labels` in the batch and
-            `TrainingArguments(label_names=["labels"])`; without them a step of `n` accumulated micro-batches is `n`
+        outputs: the model's outputs: a ModelOutput or dict with `logits_per_text` `(B, B)`, whose diagonal holds the
+            matching samples.
+        labels: integers `(B,)` that say which samples are the same: equal ids are not negatives of each other, and -100
+            leaves a sample out, also as a negative. None: all samples differ.
+        num_items_in_batch: the Trainer's count of labels over the accumulation window, in any of its forms. None counts
+            the samples of this call. The Trainer counts, and evaluates, only with `labels` in the batch and
+            `TrainingArguments(label_names=["labels"])`; without them, a step of `n` accumulated micro-batches is `n`
             times too large.
-        select: a function of `outputs` that picks or makes similarities `(B, B)`, already divided by a temperature.
+        select: a function of `outputs` that returns similarities `(B, B)`, already divided by a temperature.
 
     Returns:
-        0-d float32 (float64 for float64 logits), nats a sample, mean of both directions.
+        0-d float32 (float64 for float64 logits), nats per sample, the mean of both directions; 0 with a live graph if
+        all samples are left out.
 
     Raises:
-        ValueError: similarities are missing or not square, labels do not fit, or come in a dict with extras.
+        ValueError: similarities are missing or not square; labels do not fit them, or come with extra tensors.
         TypeError: labels are not integers.
 
-    Source:
-        Radford et al.: Learning Transferable Visual Models From Natural Language Supervision (2021), figure 3.
+    References:
+        Radford et al., "Learning Transferable Visual Models From Natural Language Supervision", 2021, figure 3,
+        https://arxiv.org/abs/2103.00020
 
     Example:
         >>> clip_loss({"logits_per_text": torch.zeros(3, 3)})
@@ -69,11 +73,11 @@ def clip_loss(
         >>> clip_loss({"logits_per_text": torch.zeros(3, 3)}, torch.tensor([7, 8, 8]))
         tensor(0.8283)
     """
-    found = check_logits(_named(outputs, "logits_per_text") if select is None else select(outputs))
-    if found.ndim != 2 or found.shape[0] != found.shape[1]:
-        raise ValueError(f"similarities must be (batch, batch), got {tuple(found.shape)}")
-    places, ids = _partners(labels, found)
-    return _matching(found[places][:, places], ids, num_items_in_batch, symmetric=True)
+    similarities = check_logits(_logits_per_text(outputs) if select is None else select(outputs))
+    if similarities.ndim != 2 or similarities.shape[0] != similarities.shape[1]:
+        raise ValueError(f"similarities must have shape (batch, batch), got {tuple(similarities.shape)}")
+    kept, ids = _kept_samples(labels, similarities)
+    return _matching_loss(similarities[kept][:, kept], ids, num_items_in_batch, symmetric=True)
 
 
 @disable_compile
@@ -82,31 +86,37 @@ def info_nce_loss(
     labels: Labels | None = None,
     num_items_in_batch: NumItems = None,
     *,
-    select: Callable[[Any], Pair],
+    select: Callable[[Any], QueriesAndKeys],
     temperature: float = 0.05,
     symmetric: bool = False,
 ) -> Tensor:
-    """Cross-entropy of each query's key among the keys of the batch, by cosine similarity.
+    """Compute the InfoNCE loss by cosine similarity: find each query's key among the keys of the batch.
 
-    Gradient accumulation and processes change the negatives, as this module says.
+        sum over samples i of -log softmax(s[i, :])[i] / number of samples
+        with s[i, j] = cosine(query i, key j) / temperature
+
+    Gradient accumulation and several processes change the negatives, as the module's docstring says.
 
     Args:
-        outputs: what the model returned.
-        labels: as in `clip_loss`.
-        num_items_in_batch: as in `clip_loss`.
-        select: a function of `outputs` that picks queries and keys, `(B, D)` each.
-        temperature: positive; similarities are divided by it.
-        symmetric: also find each key's query, and take the mean of both directions.
+        outputs: the model's outputs, of any type that `select` reads.
+        labels: integers `(B,)` that say which samples are the same: equal ids are not negatives of each other, and -100
+            leaves a sample out, also as a negative. None: all samples differ.
+        num_items_in_batch: the Trainer's count of labels, as in `clip_loss`. None counts the samples of this call.
+        select: a function of `outputs` that returns queries and keys, `(B, D)` each.
+        temperature: what the similarities are divided by, > 0 and finite.
+        symmetric: whether to find each key's query as well, and return the mean of both directions.
 
     Returns:
-        0-d float32 (float64 for float64 embeddings), nats a sample.
+        0-d float32 (float64 for float64 embeddings), nats per sample; 0 with a live graph if all samples are left out.
 
     Raises:
-        ValueError: embeddings or labels do not fit, as in `clip_loss`; the temperature is not positive and finite.
+        ValueError: embeddings or labels do not fit each other; labels come with extra tensors; the temperature is not
+            positive and finite.
         TypeError: labels are not integers.
 
-    Source:
-        van den Oord, Li, Vinyals: Representation Learning with Contrastive Predictive Coding (2018), equation 4.
+    References:
+        van den Oord, Li, Vinyals, "Representation Learning with Contrastive Predictive Coding", 2018, equation 4,
+        https://arxiv.org/abs/1807.03748
 
     Example:
         >>> from operator import itemgetter
@@ -116,58 +126,59 @@ def info_nce_loss(
     """
     if not 0 < temperature < math.inf:
         raise ValueError(f"temperature must be positive and finite, got {temperature}")
-    sides = as_list(select(outputs), "what select returns")
-    if len(sides) != 2:
-        raise ValueError(f"select returns queries and keys, a pair of tensors; it returned {len(sides)}")
-    queries, keys = map(check_logits, sides)
+    embeddings = as_list(select(outputs), "the result of select")
+    if len(embeddings) != 2:
+        raise ValueError(f"select must return two tensors, queries and keys, got {len(embeddings)}")
+    queries, keys = map(check_logits, embeddings)
     if queries.ndim != 2 or queries.shape != keys.shape:
-        raise ValueError(f"queries {tuple(queries.shape)} and keys {tuple(keys.shape)} must be (batch, size) both")
-    places, ids = _partners(labels, queries)
+        raise ValueError(
+            f"queries and keys must have the same shape (batch, size), got {tuple(queries.shape)} and "
+            f"{tuple(keys.shape)}"
+        )
+    kept, ids = _kept_samples(labels, queries)
     with autocast_off(queries.device):
-        units = [F.normalize(side[places].to(compute_dtype(side.dtype)), dim=-1) for side in (queries, keys)]
+        units = [F.normalize(side[kept].to(compute_dtype(side.dtype)), dim=-1) for side in (queries, keys)]
         similarities = units[0] @ units[1].T / temperature
-    return _matching(similarities, ids, num_items_in_batch, symmetric=symmetric)
+    return _matching_loss(similarities, ids, num_items_in_batch, symmetric=symmetric)
 
 
-def _named(outputs: Outputs, name: str) -> Tensor:
-    found: Tensor | None = outputs.get(name) if isinstance(outputs, Mapping) else None
+def _logits_per_text(outputs: Outputs) -> Tensor:
+    """Return the similarities of a CLIP model, or raise ValueError if its outputs have none."""
+    found: Tensor | None = outputs.get("logits_per_text") if isinstance(outputs, Mapping) else None
     if found is None:
         given = sorted(outputs) if isinstance(outputs, Mapping) else type(outputs).__name__
-        raise ValueError(f"expected an output with {name}, got {given}; select= takes a function that picks it")
+        raise ValueError(f"outputs must have logits_per_text, got {given}. Pick the similarities with select=")
     return found
 
 
-def _partners(labels: Labels | None, samples: Tensor) -> tuple[Tensor | slice, Tensor | None]:
-    """As `_counted`; without labels all count, and all differ."""
-    return (slice(None), None) if labels is None else _counted(labels, samples)
-
-
-def _counted(labels: Labels, samples: Tensor) -> tuple[Tensor, Tensor]:
-    """Places of the samples that count, and what tells them apart, `(n,)` each on the device of `samples`."""
-    ids = _only_ids(labels)
-    check_ids(ids)
-    if ids.shape != samples.shape[:1]:
-        raise ValueError(f"labels {tuple(ids.shape)} must be one id a sample, ({len(samples)},)")
-    ids = ids.to(samples.device)
-    places = (ids != IGNORED).nonzero().flatten()
-    return places, ids[places]
-
-
-def _only_ids(labels: Labels) -> Tensor:
+def _kept_samples(labels: Labels | None, samples: Tensor) -> tuple[Tensor | slice, Tensor | None]:
+    """Return the positions of the samples that are not left out, and their ids `(n,)`; without labels, all and None."""
+    if labels is None:
+        return slice(None), None
     ids, extras = split_labels(labels)
     if extras:
         raise ValueError(
-            f"contrasts have no term that reads {sorted(extras)} of the dict of labels, which would be dropped: give "
-            "the ids alone"
+            f"labels must be the ids alone, got the extra tensors {sorted(extras)}, which would be ignored: a "
+            "contrastive loss has no term that reads them"
         )
-    return ids
+    check_ids(ids)
+    if ids.shape != samples.shape[:1]:
+        raise ValueError(f"labels must be one id per sample, of shape ({len(samples)},), got {tuple(ids.shape)}")
+    ids = ids.to(samples.device)
+    kept = (ids != IGNORED).nonzero().flatten()
+    return kept, ids[kept]
 
 
-def _matching(similarities: Tensor, ids: Tensor | None, num_items_in_batch: NumItems, *, symmetric: bool) -> Tensor:
-    """Cross-entropy of the diagonal, by rows, or by rows and columns; what counts as the same is no negative."""
+def _matching_loss(
+    similarities: Tensor, ids: Tensor | None, num_items_in_batch: NumItems, *, symmetric: bool
+) -> Tensor:
+    """Return the cross-entropy of the diagonal in each row, or the mean over rows and columns.
+
+    Samples of equal ids are not negatives of each other.
+    """
     if not len(similarities):
-        nothing = similarities.flatten().to(compute_dtype(similarities.dtype))
-        return divide(nothing, item_count(num_items_in_batch, 0, similarities.device))
+        empty = similarities.flatten().to(compute_dtype(similarities.dtype))
+        return divide(empty, item_count(num_items_in_batch, 0, similarities.device))
     targets = torch.arange(len(similarities), device="cpu")
     if ids is not None:
         same = (ids[:, None] == ids).fill_diagonal_(False)
@@ -179,19 +190,22 @@ def _matching(similarities: Tensor, ids: Tensor | None, num_items_in_batch: NumI
 
 
 def batch_hard(distances: Tensor, positive: Tensor, negative: Tensor, margin: float) -> Tensor:
-    """Cost of the farthest positive against the nearest negative of each anchor.
+    """Compute the triplet loss of each anchor with its farthest positive and its nearest negative.
+
+        max(0, margin + max over positives of distance - min over negatives of distance)
 
     Args:
-        distances: `(B, B)`.
-        positive: which samples are of the anchor's class, without itself, `(B, B)` bool.
-        negative: which are of another, `(B, B)` bool.
-        margin: by how much a negative has to be farther away.
+        distances: pairwise distances, `(B, B)`, one row per anchor.
+        positive: which samples are of the anchor's class, without the anchor itself, `(B, B)` bool.
+        negative: which samples are of another class, `(B, B)` bool.
+        margin: how much farther a negative should be than a positive, in units of the distances.
 
     Returns:
-        `(B,)`; of no meaning for anchors without a positive or a negative.
+        `(B,)`, in units of the distances; undefined for anchors without a positive or without a negative.
 
-    Source:
-        Hermans, Beyer, Leibe: In Defense of the Triplet Loss for Person Re-Identification (2017), equation 5.
+    References:
+        Hermans, Beyer, Leibe, "In Defense of the Triplet Loss for Person Re-Identification", 2017, equation 5,
+        https://arxiv.org/abs/1703.07737
 
     Example:
         >>> distances = torch.tensor([[0.0, 1.0, 0.5], [1.0, 0.0, 0.5], [0.5, 0.5, 0.0]])
@@ -205,19 +219,24 @@ def batch_hard(distances: Tensor, positive: Tensor, negative: Tensor, margin: fl
 
 
 def semi_hard(distances: Tensor, positive: Tensor, negative: Tensor, margin: float) -> Tensor:
-    """Mean cost of an anchor's positives, each against the nearest negative beyond it, or else the farthest.
+    """Compute the triplet loss of each anchor with all its positives, each with a semi-hard negative.
+
+        mean over positives of max(0, margin + distance to the positive - distance to its negative)
+
+    The negative of a positive is the nearest one that is farther away than the positive, or else the farthest of all.
 
     Args:
-        distances: as in `batch_hard`.
-        positive: as in `batch_hard`.
-        negative: as in `batch_hard`.
-        margin: as in `batch_hard`.
+        distances: pairwise distances, `(B, B)`, one row per anchor.
+        positive: which samples are of the anchor's class, without the anchor itself, `(B, B)` bool.
+        negative: which samples are of another class, `(B, B)` bool.
+        margin: how much farther a negative should be than a positive, in units of the distances.
 
     Returns:
-        As `batch_hard`.
+        `(B,)`, in units of the distances; undefined for anchors without a positive or without a negative.
 
-    Source:
-        Schroff, Kalenichenko, Philbin: FaceNet (2015), section 3.2.
+    References:
+        Schroff, Kalenichenko, Philbin, "FaceNet: A Unified Embedding for Face Recognition and Clustering", 2015,
+        section 3.2, https://arxiv.org/abs/1503.03832
 
     Example:
         >>> distances = torch.tensor([[0.0, 1.0, 1.1], [1.0, 0.0, 0.5], [1.1, 0.5, 0.0]])
@@ -225,11 +244,11 @@ def semi_hard(distances: Tensor, positive: Tensor, negative: Tensor, margin: flo
         >>> semi_hard(distances, same ^ torch.eye(3).bool(), ~same, 0.2)[:2]
         tensor([0.1000, 0.7000])
     """
-    beyond = negative[:, None] & (distances[:, None] > distances[:, :, None])  # anchor, positive, negative
-    nearest = distances[:, None].masked_fill(~beyond, torch.inf).amin(2)
+    farther = negative[:, None] & (distances[:, None] > distances[:, :, None])  # (anchor, positive, negative)
+    nearest = distances[:, None].masked_fill(~farther, torch.inf).amin(2)
     farthest = distances.masked_fill(~negative, -torch.inf).amax(1, keepdim=True)
-    costs = F.relu(margin + distances - torch.where(beyond.any(2), nearest, farthest))
-    return costs.where(positive, 0).sum(1) / positive.sum(1).clamp(min=1)
+    values = F.relu(margin + distances - torch.where(farther.any(2), nearest, farthest))
+    return values.where(positive, 0).sum(1) / positive.sum(1).clamp(min=1)
 
 
 @disable_compile
@@ -242,51 +261,58 @@ def triplet_loss(
     margin: float = 0.2,
     select: Selector | None = None,
 ) -> Tensor:
-    """How much nearer than a margin the samples of other classes come, by Euclidean distance, than those of one's own.
+    """Compute the triplet loss by Euclidean distance: samples of a class should be nearer than those of other classes.
 
-    Gradient accumulation and processes change the triplets, as this module says.
+        sum over anchors of mining(distances, ...) / number of samples
+
+    Gradient accumulation and several processes change the triplets, as the module's docstring says.
 
     Args:
-        outputs: what the model returned: a ModelOutput or dict whose `logits` are embeddings, or embeddings `(B, D)`.
+        outputs: the model's outputs: a ModelOutput or dict whose `logits` are embeddings, or embeddings `(B, D)`.
         labels: class ids `(B,)`; -100 leaves a sample out.
-        num_items_in_batch: the Trainer's count of labels over the accumulation window, in any of its forms; None counts
-            those of this call. A sample without another of its class, or of another class, in the batch costs nothing
-            and is counted all the same.
-        mining: which triplets: `batch_hard` or `semi_hard`.
-        margin: by how much a negative has to be farther away than a positive, positive.
-        select: a function of `outputs` that picks the embeddings, as `operator.attrgetter("pooler_output")`.
+        num_items_in_batch: the Trainer's count of labels over the accumulation window, in any of its forms. None counts
+            the samples of this call. A sample that has no other of its class in the batch, or none of another class,
+            has loss 0 and is counted as well.
+        mining: which triplets to use: `batch_hard`, `semi_hard`, or a function of the same arguments.
+        margin: how much farther a negative should be than a positive, > 0, a distance.
+        select: a function of `outputs` that returns the embeddings, such as `operator.attrgetter("pooler_output")`.
 
     Returns:
-        0-d float32 (float64 for float64 embeddings), a distance; 0 with a live graph when there is no triplet.
+        0-d float32 (float64 for float64 embeddings), a distance per sample; 0 with a live graph if there is no triplet.
 
     Raises:
-        ValueError: labels are missing or do not fit the embeddings, as in `clip_loss`; the margin is not positive.
-        TypeError: labels are not integers, or the mining does not return one cost an anchor or has no such option.
+        ValueError: there are no labels; labels do not fit the embeddings, or come with extra tensors; `margin` is not
+            positive.
+        TypeError: labels are not integers; `mining` does not return one value per anchor, or binds an unknown option.
 
-    Source:
-        See `batch_hard` and `semi_hard`.
+    References:
+        Hermans, Beyer, Leibe, "In Defense of the Triplet Loss for Person Re-Identification", 2017, equation 5
+        (`batch_hard`), https://arxiv.org/abs/1703.07737
+
+        Schroff, Kalenichenko, Philbin, "FaceNet: A Unified Embedding for Face Recognition and Clustering", 2015,
+        section 3.2 (`semi_hard`), https://arxiv.org/abs/1503.03832
 
     Example:
         >>> embeddings = torch.tensor([[0.0], [1.0], [0.5]])
         >>> triplet_loss(embeddings, torch.tensor([0, 0, 1]), margin=0.2)
         tensor(0.4667)
     """
-    if not margin > 0:
-        raise ValueError(f"margin must be positive, got {margin}")
+    check_positive(margin, "margin")
     check_options(mining, "mining")
-    ids = _only_ids(labels)
-    embeddings = select_logits(outputs, ids, select)
+    embeddings = select_logits(outputs, split_labels(labels)[0], select)
     if embeddings.ndim != 2:
-        raise ValueError(f"embeddings must be (batch, size), got {tuple(embeddings.shape)}; select= picks them")
-    places, ids = _counted(ids, embeddings)
+        raise ValueError(f"embeddings must be (batch, size), got {tuple(embeddings.shape)}. Pick them with select=")
+    kept, ids = _kept_samples(labels, embeddings)
+    assert ids is not None  # split_labels has refused missing labels
     same = ids[:, None] == ids
     positive, negative = same ^ torch.eye(len(ids), dtype=torch.bool, device=ids.device), ~same
     with autocast_off(embeddings.device):
-        x = embeddings[places].to(compute_dtype(embeddings.dtype))
-        # The other mode takes differences of squares: near samples lose their digits, and equal ones their gradient.
+        x = embeddings[kept].to(compute_dtype(embeddings.dtype))
+        # The other mode subtracts squares: distances of near samples lose digits, and those of equal samples their
+        # gradient.
         distances = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
-        costs = mining(distances, positive, negative, margin) if len(ids) else distances.sum(1)
-        if costs.shape != ids.shape:
-            raise TypeError(f"mining returned {tuple(costs.shape)} for {len(ids)} anchors, not one cost an anchor")
-        costs = costs.where(positive.any(1) & negative.any(1), 0)
-        return divide(costs, item_count(num_items_in_batch, len(ids), embeddings.device))
+        values = mining(distances, positive, negative, margin) if len(ids) else distances.sum(1)
+        if values.shape != ids.shape:
+            raise TypeError(f"mining must return one value per anchor, {tuple(ids.shape)}, got {tuple(values.shape)}")
+        values = values.where(positive.any(1) & negative.any(1), 0)
+        return divide(values, item_count(num_items_in_batch, len(ids), embeddings.device))

@@ -1,9 +1,10 @@
-"""What is minimised, for one token or sample: elementwise functions of the few numbers the kernel measures.
+"""Terms: elementwise functions that say what is minimized for one token or sample.
 
 A term takes 1-D float32 tensors of one length, bound by parameter name, and returns values of that length. Parameters
-without a default are statistics (`log_prob`, `log_normalizer`, `mean_logit`, `entropy`), the `labels`, or extra tensors
-of a dict of labels; parameters with a default are options, bound with `functools.partial`.
-The same tensors give the same values: a term sees a few items at a time, two made-up ones first, and all for `watch`.
+without a default are statistics of the logits (`log_prob`, `log_normalizer`, `mean_logit`, `entropy`), the `labels`, or
+extra tensors from a dict of labels. Parameters with a default are options, which `functools.partial` binds.
+A term must be deterministic: it is called with a few labels at a time, with two made-up ones before the first, and
+with all of them for `watch`. In the formulas below, p is the probability of the label, `exp(log_prob)`.
 """
 
 from __future__ import annotations
@@ -13,19 +14,24 @@ import math
 import torch
 from torch import Tensor
 
-from ._core.checks import check_smoothing
+from ._core.checks import check_positive, check_smoothing
 from ._core.combined import apply_weights
 from ._core.signature import Grads, derivative
 
 
 def cross_entropy(log_prob: Tensor) -> Tensor:
-    """Negative log-likelihood of the label.
+    """Compute the negative log-likelihood of the label.
+
+        -log p
 
     Args:
         log_prob: log-probability of the label, `(n,)`, nats.
 
     Returns:
         `(n,)`, nats.
+
+    References:
+        Good, "Rational Decisions", 1952, https://doi.org/10.1111/j.2517-6161.1952.tb00104.x
 
     Example:
         >>> cross_entropy(torch.tensor([0.25, 1.0]).log())
@@ -42,23 +48,25 @@ def _cross_entropy_derivative(log_prob: Tensor) -> Grads:
 def smoothed_cross_entropy(
     log_prob: Tensor, log_normalizer: Tensor, mean_logit: Tensor, *, label_smoothing: float = 0.1
 ) -> Tensor:
-    """Cross-entropy to a label that keeps `1 - label_smoothing` and spreads the rest over all classes.
+    """Compute the cross-entropy to a label that spreads a part of its probability evenly over all classes.
+
+        -(1 - label_smoothing) * log p - label_smoothing * mean over classes c of log p(c)
 
     Args:
         log_prob: log-probability of the label, `(n,)`, nats.
-        log_normalizer: log of the sum of exponentials of the logits, `(n,)`.
-        mean_logit: mean of the logits, `(n,)`.
-        label_smoothing: mass spread evenly, in `[0, 1]`.
+        log_normalizer: logarithm of the sum of the exponentials of the logits, `(n,)`, nats.
+        mean_logit: mean of the logits, `(n,)`, nats.
+        label_smoothing: probability that is spread over all classes, in `[0, 1]`.
 
     Returns:
         `(n,)`, nats.
 
     Raises:
         ValueError: `label_smoothing` is outside `[0, 1]`.
-        TypeError: an option is no number.
 
-    Source:
-        Szegedy, Vanhoucke, Ioffe, Shlens, Wojna: Rethinking the Inception Architecture (2016), section 7.
+    References:
+        Szegedy, Vanhoucke, Ioffe, Shlens, Wojna, "Rethinking the Inception Architecture for Computer Vision", 2016,
+        section 7, https://arxiv.org/abs/1512.00567
 
     Example:
         >>> logits = torch.tensor([[2.0, 0.0]])
@@ -67,7 +75,7 @@ def smoothed_cross_entropy(
         tensor([0.2269])
     """
     check_smoothing(label_smoothing)
-    # Not lerp, whose difference of the two would be NaN for a label that is ruled out.
+    # torch.lerp would subtract the two parts, which is NaN for a label with a logit of -inf.
     return torch.add((label_smoothing - 1) * log_prob, log_normalizer - mean_logit, alpha=label_smoothing)
 
 
@@ -79,21 +87,23 @@ def _smoothed_cross_entropy_derivative(
 
 
 def focal(log_prob: Tensor, *, gamma: float = 2.0) -> Tensor:
-    """Cross-entropy weighted by `(1 - p) ** gamma`, which turns easy items down.
+    """Compute the focal loss: cross-entropy scaled to down-weight labels that are already predicted well.
+
+        -(1 - p) ** gamma * log p
 
     Args:
         log_prob: log-probability of the label, `(n,)`, nats.
-        gamma: focusing exponent, at least 0; 0 is cross-entropy.
+        gamma: focusing exponent, >= 0; 0 is cross-entropy.
 
     Returns:
         `(n,)`, nats.
 
     Raises:
         ValueError: `gamma` is negative.
-        TypeError: an option is no number.
 
-    Source:
-        Lin, Goyal, Girshick, He, Dollar: Focal Loss for Dense Object Detection (2017), equation 4.
+    References:
+        Lin, Goyal, Girshick, He, Dollár, "Focal Loss for Dense Object Detection", 2017, equation 4,
+        https://arxiv.org/abs/1708.02002
 
     Example:
         >>> focal(torch.tensor([0.5, 0.9]).log(), gamma=2.0)
@@ -111,21 +121,23 @@ def _focal_derivative(log_prob: Tensor, *, gamma: float) -> Grads:
 
 
 def poly1(log_prob: Tensor, *, epsilon: float = 1.0) -> Tensor:
-    """Cross-entropy plus `epsilon` times the first term of its polynomial expansion, `1 - p`.
+    """Compute cross-entropy with a larger first coefficient of its polynomial expansion in 1 - p.
+
+        -log p + epsilon * (1 - p)
 
     Args:
         log_prob: log-probability of the label, `(n,)`, nats.
-        epsilon: weight of the linear term, at least -1.
+        epsilon: weight that is added to the linear term, >= -1; 0 is cross-entropy.
 
     Returns:
         `(n,)`, nats.
 
     Raises:
         ValueError: `epsilon` is below -1.
-        TypeError: an option is no number.
 
-    Source:
-        Leng, Tan, Liu, Cubuk, Shi, Cheng, Anguelov: PolyLoss (2022), equation 6.
+    References:
+        Leng, Tan, Liu, Cubuk, Shi, Cheng, Anguelov, "PolyLoss: A Polynomial Expansion Perspective of Classification
+        Loss Functions", 2022, equation 6, https://arxiv.org/abs/2204.12511
 
     Example:
         >>> poly1(torch.tensor([0.5]).log(), epsilon=1.0)
@@ -142,16 +154,24 @@ def _poly1_derivative(log_prob: Tensor, *, epsilon: float) -> Grads:
 
 
 def z_loss(log_normalizer: Tensor) -> Tensor:
-    """Squared log-normalizer: keeps the logits from drifting. Combine it: `weighted_sum((1, ...), (1e-4, z_loss))`.
+    """Compute the squared log-normalizer, a penalty that keeps the logits from drifting.
+
+        (log of the sum over classes c of exp(logit(c))) ** 2
+
+    Add it to another term with a small weight: `weighted_sum((1.0, cross_entropy), (1e-4, z_loss))`.
 
     Args:
-        log_normalizer: log of the sum of exponentials of the logits, `(n,)`.
+        log_normalizer: logarithm of the sum of the exponentials of the logits, `(n,)`, nats.
 
     Returns:
         `(n,)`, squared nats.
 
-    Source:
-        Chowdhery et al.: PaLM (2022), section 5; de Brebisson, Vincent: The Z-loss (2016).
+    References:
+        Devlin, Zbib, Huang, Lamar, Schwartz, Makhoul, "Fast and Robust Neural Network Joint Models for Statistical
+        Machine Translation", 2014, https://doi.org/10.3115/v1/P14-1129
+
+        Chowdhery et al., "PaLM: Scaling Language Modeling with Pathways", 2022, section 5,
+        https://arxiv.org/abs/2204.02311
 
     Example:
         >>> z_loss(torch.tensor([3.0]))
@@ -168,25 +188,29 @@ def _z_loss_derivative(log_normalizer: Tensor) -> Grads:
 def asymmetric(
     log_prob: Tensor, outcome: Tensor, *, gamma_pos: float = 0.0, gamma_neg: float = 4.0, clip: float = 0.05
 ) -> Tensor:
-    """Focal loss of `multi_label_loss` that turns easy negatives down more, and drops those below a probability.
+    """Compute the asymmetric loss of `multi_label_loss`, which down-weights absent labels more than present ones.
+
+        -(1 - q) ** gamma_pos * log q    where the label is present
+        -r ** gamma_neg * log(1 - r)     where it is absent, with r = max(q - clip, 0)
+
+    Here q is the predicted probability that the label is present.
 
     Args:
-        log_prob: log-probability of the outcome, `(n,)`, nats.
+        log_prob: log-probability of the outcome, `(n,)`, nats: of q where the label is present, of 1 - q elsewhere.
         outcome: whether the label is present, `(n,)` bool.
-        gamma_pos: focusing exponent of present labels, at least 0.
-        gamma_neg: focusing exponent of absent labels, at least 0.
-        clip: probability taken off absent labels, in `[0, 1)`; what falls below 0 costs nothing.
+        gamma_pos: focusing exponent of present labels, >= 0.
+        gamma_neg: focusing exponent of absent labels, >= 0.
+        clip: probability subtracted for absent labels, in `[0, 1)`. An absent label with a smaller q has loss 0.
 
     Returns:
         `(n,)`, nats.
 
     Raises:
         ValueError: `clip` is outside `[0, 1)`, or an exponent is negative.
-        TypeError: an option is no number.
 
-    Source:
-        Ridnik, Ben-Baruch, Zamir, Noy, Friedman, Protter, Zelnik-Manor: Asymmetric Loss For Multi-Label
-        Classification (2021), equation 7.
+    References:
+        Ridnik, Ben-Baruch, Zamir, Noy, Friedman, Protter, Zelnik-Manor, "Asymmetric Loss For Multi-Label
+        Classification", 2021, equation 7, https://arxiv.org/abs/2009.14119
 
     Example:
         >>> asymmetric(torch.tensor([0.5, 0.5]).log(), torch.tensor([True, False]))
@@ -199,7 +223,11 @@ def asymmetric(
 
 
 def dft(log_prob: Tensor) -> Tensor:
-    """Cross-entropy times the probability of the label, through which no gradient flows: improbable labels pull less.
+    """Compute the loss of dynamic fine-tuning: cross-entropy weighted by the probability of the label.
+
+        -stop_gradient(p) * log p
+
+    Labels that the model finds improbable get smaller gradients.
 
     Args:
         log_prob: log-probability of the label, `(n,)`, nats.
@@ -207,62 +235,69 @@ def dft(log_prob: Tensor) -> Tensor:
     Returns:
         `(n,)`, nats.
 
-    Source:
-        Wu et al.: On the Generalization of SFT: A Reinforcement Learning Perspective with Reward Rectification (2025),
-        dynamic fine-tuning.
+    References:
+        Wu et al., "On the Generalization of SFT: A Reinforcement Learning Perspective with Reward Rectification", 2025,
+        https://arxiv.org/abs/2508.05629
 
     Example:
         >>> dft(torch.tensor([0.5, 0.1]).log())
         tensor([0.3466, 0.2303])
     """
     weight = log_prob.detach().exp()
-    return apply_weights(weight, -log_prob)  # 0 in the limit too
+    return apply_weights(weight, -log_prob)  # The limit for p -> 0 is 0, and not 0 * inf.
 
 
 def eaft(log_prob: Tensor, entropy: Tensor, *, alpha: float = 1.0, scale: float = math.log(20)) -> Tensor:
-    """Cross-entropy weighted by the entropy of the prediction: labels that contradict a confident one teach less.
+    """Compute the loss of entropy-adaptive fine-tuning: cross-entropy weighted by the entropy of the prediction.
 
-    No gradient flows through the weight. The authors take the entropy of the 20 most probable tokens for that of all,
-    which stands here.
+        -(stop_gradient(entropy) / scale) ** alpha * log p
+
+    Labels that contradict a confident prediction get small gradients. The paper approximates the entropy by that of the
+    20 most probable tokens; this function uses the entropy over all tokens.
 
     Args:
         log_prob: log-probability of the label, `(n,)`, nats.
         entropy: entropy of the prediction, `(n,)`, nats.
-        alpha: exponent of the weight, at least 0; 0 is cross-entropy.
-        scale: entropy at which the weight is 1, positive, nats; the authors' is the largest of 20 tokens.
+        alpha: exponent of the weight, >= 0; 0 is cross-entropy.
+        scale: entropy at which the weight is 1, > 0, nats. The paper's is the largest entropy of 20 tokens.
 
     Returns:
         `(n,)`, nats.
 
     Raises:
         ValueError: `alpha` is negative, or `scale` is not positive.
-        TypeError: an option is no number.
 
-    Source:
-        Diao et al.: Entropy-Adaptive Fine-Tuning: Resolving Confident Conflicts to Mitigate Forgetting (2026).
+    References:
+        Diao, Yang, Gong, Zhang, Yan, Han, Liang, Xu, Ma, "Entropy-Adaptive Fine-Tuning: Resolving Confident Conflicts
+        to Mitigate Forgetting", 2026, https://arxiv.org/abs/2601.02151
 
     Example:
         >>> eaft(torch.tensor([0.5, 0.5]).log(), torch.tensor([0.0, 2.9957]))
         tensor([0.0000, 0.6931])
     """
-    if not (alpha >= 0 and scale > 0):
-        raise ValueError(f"alpha must be >= 0 and scale positive, got alpha={alpha}, scale={scale}")
+    if not alpha >= 0:
+        raise ValueError(f"alpha must be >= 0, got {alpha}")
+    check_positive(scale, "scale")
     weight = (entropy.detach().clamp(min=0) / scale) ** alpha
-    return apply_weights(weight, -log_prob)  # a label that is ruled out has infinite cross-entropy
+    return apply_weights(weight, -log_prob)  # The cross-entropy is infinite where the label has a logit of -inf.
 
 
 def entropy_bonus(entropy: Tensor) -> Tensor:
-    """Negative entropy, a penalty on confidence. Combine it: `weighted_sum((1, cross_entropy), (0.1, entropy_bonus))`.
+    """Compute the negative entropy of the prediction, a penalty on confidence.
+
+        sum over classes c of p(c) * log p(c)
+
+    Add it to another term: `weighted_sum((1.0, cross_entropy), (0.1, entropy_bonus))`.
 
     Args:
         entropy: entropy of the prediction, `(n,)`, nats.
 
     Returns:
-        `(n,)`, nats, at most 0.
+        `(n,)`, nats, <= 0.
 
-    Source:
-        Pereyra, Tucker, Chorowski, Kaiser, Hinton: Regularizing Neural Networks by Penalizing Confident Output
-        Distributions (2017).
+    References:
+        Pereyra, Tucker, Chorowski, Kaiser, Hinton, "Regularizing Neural Networks by Penalizing Confident Output
+        Distributions", 2017, https://arxiv.org/abs/1701.06548
 
     Example:
         >>> entropy_bonus(torch.tensor([0.6931]))
@@ -277,22 +312,25 @@ def _entropy_bonus_derivative(entropy: Tensor) -> Grads:
 
 
 def unlikelihood(log_prob: Tensor, negative: Tensor) -> Tensor:
-    """Cross-entropy of good tokens, and `-log(1 - p)` of those that are marked as bad.
+    """Compute cross-entropy for good labels and the unlikelihood loss for labels that are marked as negative.
 
-    The sequence-level form: what is made less likely is the label itself, in a repetition or any other passage that is
-    marked in the dict of labels. A passage to learn nothing from has labels of -100. Where `p` is 1 to the last bit of
-    float32, no gradient is left.
+        -log(1 - p)    where the label is negative
+        -log p         elsewhere
+
+    This is the sequence-level form: the label itself becomes less likely, in a repetition or in any other passage that
+    the dict of labels marks. To learn nothing from a passage, set its labels to -100. Where p is 1 in float32, the
+    gradient is 0.
 
     Args:
         log_prob: log-probability of the label, `(n,)`, nats.
-        negative: whether the label is bad, `(n,)` bool, or numbers, 0 where it is good.
+        negative: whether the label is negative, `(n,)` bool, or numbers that are 0 for good labels.
 
     Returns:
         `(n,)`, nats.
 
-    Source:
-        Welleck, Kulikov, Roller, Dinan, Cho, Weston: Neural Text Generation with Unlikelihood Training (2020),
-        sequence-level objective.
+    References:
+        Welleck, Kulikov, Roller, Dinan, Cho, Weston, "Neural Text Generation with Unlikelihood Training", 2020,
+        sequence-level objective, https://arxiv.org/abs/1908.04319
 
     Example:
         >>> unlikelihood(torch.tensor([0.1, 0.1]).log(), torch.tensor([False, True]))
@@ -301,42 +339,50 @@ def unlikelihood(log_prob: Tensor, negative: Tensor) -> Tensor:
     return torch.where(negative != 0, -probability_missed(log_prob).log(), -log_prob)
 
 
-def policy_gradient(log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, *, clip: float = 0.2) -> Tensor:
-    """Clipped surrogate of proximal policy optimisation: minus advantage times the ratio of new to old probability.
+def policy_gradient(log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, *, clip_range: float = 0.2) -> Tensor:
+    """Compute the clipped surrogate loss of proximal policy optimization.
+
+        -min(ratio * advantage, clamp(ratio, 1 - clip_range, 1 + clip_range) * advantage)
+
+    Here ratio is `exp(log_prob - old_log_prob)`.
 
     Args:
         log_prob: log-probability of the label, `(n,)`, nats.
-        old_log_prob: the same under the policy that wrote it, `(n,)`, as `reducers.token_log_probs` gives it.
-        advantages: what the label was worth, `(n,)`.
-        clip: how far a ratio is rewarded for leaving 1, in `(0, 1)`.
+        old_log_prob: log-probability of the label under the policy that generated it, `(n,)`, nats, as
+            `reducers.token_log_probs` returns it.
+        advantages: advantage of the label, `(n,)`.
+        clip_range: distance of the ratio from 1 beyond which it gets no further reward, in `(0, 1)`.
 
     Returns:
-        `(n,)`, units of the advantage.
+        `(n,)`, in units of the advantage.
 
     Raises:
-        ValueError: `clip` is outside `(0, 1)`.
-        TypeError: an option is no number.
+        ValueError: `clip_range` is outside `(0, 1)`.
 
-    Source:
-        Schulman, Wolski, Dhariwal, Radford, Klimov: Proximal Policy Optimization Algorithms (2017), equation 7.
+    References:
+        Schulman, Wolski, Dhariwal, Radford, Klimov, "Proximal Policy Optimization Algorithms", 2017, equation 7,
+        https://arxiv.org/abs/1707.06347
 
     Example:
         >>> policy_gradient(torch.tensor([0.5, 0.5]).log(), torch.tensor([0.4, 0.4]).log(), torch.tensor([1.0, -1.0]))
         tensor([-1.2000,  1.2500])
     """
-    if not 0.0 < clip < 1.0:
-        raise ValueError(f"clip must lie between 0 and 1, got {clip}")
-    change = log_prob - old_log_prob
-    # Clipped before the exponential: a ratio that overflows would have a gradient of 0 * inf.
-    risen, fallen = change.clamp(max=math.log1p(clip)), change.clamp(min=math.log1p(-clip))
-    return -advantages * torch.where(advantages > 0, risen, fallen).exp()
+    if not 0.0 < clip_range < 1.0:
+        raise ValueError(f"clip_range must be in (0, 1), got {clip_range}")
+    log_ratio = log_prob - old_log_prob
+    # Clamp before the exponential: a ratio that overflows would have a gradient of 0 * inf.
+    upper, lower = log_ratio.clamp(max=math.log1p(clip_range)), log_ratio.clamp(min=math.log1p(-clip_range))
+    return -advantages * torch.where(advantages > 0, upper, lower).exp()
 
 
 def finite_log_prob(log_prob: Tensor) -> Tensor:
-    """For functions of p, whose slope times an infinite log-probability would be NaN: below the bound p is 0 anyway."""
+    """Return a finite log-probability for functions of p, whose derivative times -inf would be NaN.
+
+    Below the bound, p is 0 in float64 already.
+    """
     return log_prob.clamp(min=-1e3)
 
 
 def probability_missed(log_prob: Tensor) -> Tensor:
-    """1 - p without cancellation; kept off exact 0, where a power below 1 has no slope."""
+    """Return 1 - p without cancellation, bounded away from 0, where a power below 1 has no finite derivative."""
     return (-torch.expm1(log_prob)).clamp(min=torch.finfo(log_prob.dtype).tiny)

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from .._core.signature import STATISTICS, Term, parameters
-from ..regression import STATISTICS as REGRESSION
+from ..regression import REGRESSION_INPUTS
 from .rules import Check, Finding, Report, Rule, judge, select
 from .tasks import Extra
 
 Given = dict[str, Tensor]
 
-_MEASURED = (*STATISTICS, "labels", *REGRESSION, "outcome")
+_MEASURED = (*STATISTICS, "labels", *REGRESSION_INPUTS, "outcome")
 _ITEMS = 12
 
 

@@ -166,7 +166,7 @@ def _loss_cure(seen: Look) -> str | None:
         return None
     ids = seen.label_ids
     tokens = "causal_lm_loss" if ids is not None and ids.ndim == 2 else "classification_loss"
-    own = {"outcome": "multi_label_loss", **dict.fromkeys(regression.STATISTICS, "regression_loss")}
+    own = {"outcome": "multi_label_loss", **dict.fromkeys(regression.REGRESSION_INPUTS, "regression_loss")}
     for statistic, loss in (own | dict.fromkeys(STATISTICS, tokens)).items():
         if statistic in taken:
             name = function_name(seen.trainer.compute_loss_func)

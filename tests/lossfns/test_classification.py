@@ -1,10 +1,8 @@
 """Classification, multi-label and ordinal losses against torch's own, loops and the papers' formulas, in float64."""
 
 import math
-import pickle
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -27,12 +25,15 @@ from lossfns import (
     weighted_sum,
     z_loss,
 )
+from tests.lossfns.comparisons import assert_precise, assert_same, gradient, normal
 
 N = -100
 B, C = 6, 4
-KNOWN = 4  # labels that are not missing
 LABELS = torch.tensor([0, 3, N, 1, 1, N])
+HAVE_LABEL = LABELS != N
+KNOWN = 4  # labels that are not missing
 WEIGHTS = [0.5, 2.0, 1.0, 3.0]
+WEIGHT_TENSOR = torch.tensor(WEIGHTS, dtype=torch.float64)
 FORMS = {
     "None": None,
     "int": KNOWN,
@@ -43,32 +44,16 @@ FORMS = {
 }
 
 
-def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    return (2 * torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))).to(dtype)
-
-
-def soft_labels(seed: int = 1) -> torch.Tensor:
-    """Distributions with a class of chance 0 each; the rows of LABELS that are missing are missing here too."""
-    chances = normal(B, C, seed=seed).softmax(-1)
-    chances[:, 2] = 0
-    return (chances / chances.sum(-1, keepdim=True)).masked_fill((LABELS == N)[:, None], N)
+def soft_labels() -> torch.Tensor:
+    """Distributions with one class of probability 0; the labels that are missing in LABELS are missing here too."""
+    probs = normal(B, C, seed=1).softmax(-1)
+    probs[:, 2] = 0
+    return (probs / probs.sum(-1, keepdim=True)).masked_fill(~HAVE_LABEL[:, None], N)
 
 
 SOFT = soft_labels()
 MULTI = torch.tensor([[1, 0, N, 1], [0, 0, 0, 0], [N, N, N, N], [1, 1, 1, 1], [0, N, 1, 0], [0, 1, 0, N]])
-ANSWERED = int((MULTI != N).sum())
-
-
-def gradient(loss, logits: torch.Tensor) -> torch.Tensor:
-    logits = logits.detach().clone().requires_grad_()
-    loss(logits).backward()
-    return logits.grad
-
-
-def assert_same(found, expected, logits: torch.Tensor, tolerance: float = 1e-13) -> None:
-    """Two functions of the logits agree in value and gradient."""
-    torch.testing.assert_close(found(logits), expected(logits), rtol=0, atol=tolerance)
-    torch.testing.assert_close(gradient(found, logits), gradient(expected, logits), rtol=0, atol=tolerance)
+MULTI_KNOWN = int((MULTI != N).sum())
 
 
 # --- one class of several --------------------------------------------------------------------------------------------
@@ -76,8 +61,8 @@ def assert_same(found, expected, logits: torch.Tensor, tolerance: float = 1e-13)
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2, 1.0])
 @pytest.mark.parametrize(("weights", "normalize"), [(None, "items"), (WEIGHTS, "items"), (WEIGHTS, "weights")])
-def test_hard_labels_are_torchs_cross_entropy(smoothing, weights, normalize):
-    options = {"weight": weights and torch.tensor(weights, dtype=torch.float64), "label_smoothing": smoothing}
+def test_hard_labels_equal_torch_cross_entropy(smoothing, weights, normalize):
+    options = {"weight": weights and WEIGHT_TENSOR, "label_smoothing": smoothing}
     found = partial(classification_loss, class_weights=weights, label_smoothing=smoothing, normalize=normalize)
     assert_same(
         lambda x: found(x, LABELS),
@@ -93,23 +78,21 @@ def test_hard_labels_are_torchs_cross_entropy(smoothing, weights, normalize):
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 @pytest.mark.parametrize("weights", [None, WEIGHTS])
-def test_soft_labels_are_torchs_cross_entropy(smoothing, weights):
-    known = LABELS != N
-    weight = weights and torch.tensor(weights, dtype=torch.float64)
+def test_soft_labels_equal_torch_cross_entropy(smoothing, weights):
+    weight = weights and WEIGHT_TENSOR
     assert_same(
         lambda x: classification_loss(x, SOFT, class_weights=weights, label_smoothing=smoothing),
-        lambda x: F.cross_entropy(x[known], SOFT[known], weight=weight, label_smoothing=smoothing),
+        lambda x: F.cross_entropy(x[HAVE_LABEL], SOFT[HAVE_LABEL], weight=weight, label_smoothing=smoothing),
         normal(B, C),
     )
 
 
-def test_class_weights_with_smoothing_are_not_the_weight_of_the_label_times_the_smoothed_loss():
-    """Both exist, under two names; a loss that took one for the other would be found by the test above."""
+def test_class_weights_with_smoothing_differ_from_a_weighted_smoothed_loss():
+    """Both can be expressed; the tests above find a loss that confuses them."""
     logits = normal(B, C)
     smoothed = partial(smoothed_cross_entropy, label_smoothing=0.2)
-    known = LABELS != N
-    x, y = logits[known], LABELS[known]
-    expected = (torch.tensor(WEIGHTS)[y] * F.cross_entropy(x, y, label_smoothing=0.2, reduction="none")).mean()
+    x, y = logits[HAVE_LABEL], LABELS[HAVE_LABEL]
+    expected = (WEIGHT_TENSOR[y] * F.cross_entropy(x, y, label_smoothing=0.2, reduction="none")).mean()
     other = classification_loss(logits, LABELS, term=class_weighted(smoothed, WEIGHTS))
     torch.testing.assert_close(other, expected, rtol=0, atol=1e-13)
     assert abs(other - classification_loss(logits, LABELS, class_weights=WEIGHTS, label_smoothing=0.2)) > 1e-2
@@ -126,7 +109,7 @@ def test_class_weights_with_smoothing_are_not_the_weight_of_the_label_times_the_
     ],
     ids=repr,
 )
-def test_a_mixture_of_labels_is_the_mixture_of_their_losses(term):
+def test_loss_of_mixed_labels_is_the_mixture_of_their_losses(term):
     """Mixup: 0.3 of one label and 0.7 of the other, for any term."""
     logits, first, second = normal(B, C), torch.tensor([0, 1, 2, 3, 0, 1]), torch.tensor([1, 1, 0, 2, 3, 0])
     mixed = 0.3 * F.one_hot(first, C).double() + 0.7 * F.one_hot(second, C).double()
@@ -136,15 +119,14 @@ def test_a_mixture_of_labels_is_the_mixture_of_their_losses(term):
     )
 
 
-def test_weights_of_soft_labels_divide_as_expected_weights():
-    logits, known = normal(B, C), LABELS != N
-    weight = torch.tensor(WEIGHTS, dtype=torch.float64)
-    total = -(SOFT[known] * weight * logits[known].log_softmax(-1)).sum()
+def test_normalize_weights_divides_soft_labels_by_their_expected_weights():
+    logits, known = normal(B, C), SOFT[HAVE_LABEL]
+    total = -(known * WEIGHT_TENSOR * logits[HAVE_LABEL].log_softmax(-1)).sum()
     found = classification_loss(logits, SOFT, class_weights=WEIGHTS, normalize="weights")
-    torch.testing.assert_close(found, total / (SOFT[known] @ weight).sum(), rtol=0, atol=1e-13)
+    torch.testing.assert_close(found, total / (known @ WEIGHT_TENSOR).sum(), rtol=0, atol=1e-13)
 
 
-def test_focal_takes_alpha_from_its_table_and_p_from_the_unweighted_softmax():
+def test_class_weighted_focal_uses_the_unweighted_probability():
     logits, total = normal(B, C), 0.0
     for x, y in zip(logits, LABELS.tolist(), strict=True):
         if y != N:
@@ -153,36 +135,19 @@ def test_focal_takes_alpha_from_its_table_and_p_from_the_unweighted_softmax():
     assert float(classification_loss(logits, LABELS, term=focal, class_weights=WEIGHTS)) == pytest.approx(total / KNOWN)
 
 
-@pytest.mark.parametrize(
-    "weights",
-    [
-        tuple(WEIGHTS),
-        np.array(WEIGHTS, np.float32),
-        torch.tensor(WEIGHTS, dtype=torch.float16),
-        torch.tensor(WEIGHTS).requires_grad_(),
-    ],
-    ids=["tuple", "array", "float16", "requires grad"],
-)
-@pytest.mark.parametrize("labels", [LABELS, SOFT], ids=["hard", "soft"])
-def test_class_weights_of_any_kind(weights, labels):
-    logits = normal(B, C)
-    expected = classification_loss(logits, labels, class_weights=WEIGHTS)
-    torch.testing.assert_close(classification_loss(logits, labels, class_weights=weights), expected, rtol=0, atol=1e-13)
-
-
-def test_dividing_by_weights_stays_close_when_a_window_is_split():
-    """Exact for one call over the window; in parts, each part's mean weight stands for the window's."""
+def test_normalize_weights_stays_close_when_a_window_is_split():
+    """Exact for one call over the window; in parts, the mean weight of each part replaces that of the window."""
     logits, labels = normal(2 * B, C), torch.cat([LABELS, LABELS.flip(0)])
     loss = partial(classification_loss, class_weights=WEIGHTS, normalize="weights")
-    whole = loss(logits, labels, 2 * KNOWN)
-    torch.testing.assert_close(whole, F.cross_entropy(logits, labels, torch.tensor(WEIGHTS).double()))
+    undivided = loss(logits, labels, 2 * KNOWN)
+    torch.testing.assert_close(undivided, F.cross_entropy(logits, labels, WEIGHT_TENSOR))
     parts = loss(logits[:B], labels[:B], 2 * KNOWN) + loss(logits[B:], labels[B:], 2 * KNOWN)
-    torch.testing.assert_close(parts, whole, rtol=1e-12, atol=0)  # both halves have the same labels
+    torch.testing.assert_close(parts, undivided, rtol=1e-12, atol=0)  # both halves have the same labels
     uneven = sum(loss(logits[i : i + 3], labels[i : i + 3], 2 * KNOWN) for i in range(0, 2 * B, 3))
-    assert 1e-6 < abs(uneven - whole) < 0.5 * whole
+    assert 1e-6 < abs(uneven - undivided) < 0.5 * undivided
 
 
-def test_dividing_by_weights_of_tokens():
+def test_normalize_weights_divides_by_token_weights():
     logits, labels = normal(2, 3, C), torch.tensor([[0, N, 1], [3, 3, N]])
     weights = torch.tensor([[1.0, 5.0, 0.0], [0.25, 2.0, 7.0]], dtype=torch.float64)
     nll = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(2, 3)
@@ -192,22 +157,16 @@ def test_dividing_by_weights_of_tokens():
     torch.testing.assert_close(found, (weights * nll).sum() / 3.25, rtol=0, atol=1e-13)
 
 
-def test_both_weights_divide_together():
+def test_normalize_weights_divides_by_the_product_of_class_and_token_weights():
     logits, tokens = normal(B, C), torch.linspace(0.5, 3, B, dtype=torch.float64)
-    known = LABELS != N
-    weight = torch.tensor(WEIGHTS, dtype=torch.float64)[LABELS[known]] * tokens[known]
-    nll = F.cross_entropy(logits[known], LABELS[known], reduction="none")
-    found = classification_loss(
-        logits,
-        {"labels": LABELS, "token_weights": tokens},
-        term=token_weighted(cross_entropy),
-        class_weights=WEIGHTS,
-        normalize="weights",
-    )
-    torch.testing.assert_close(found, (weight * nll).sum() / weight.sum(), rtol=0, atol=1e-13)
+    weight = WEIGHT_TENSOR[LABELS[HAVE_LABEL]] * tokens[HAVE_LABEL]
+    nll = F.cross_entropy(logits[HAVE_LABEL], LABELS[HAVE_LABEL], reduction="none")
+    labels = {"labels": LABELS, "token_weights": tokens}
+    loss = partial(classification_loss, term=token_weighted(cross_entropy), class_weights=WEIGHTS, normalize="weights")
+    torch.testing.assert_close(loss(logits, labels), (weight * nll).sum() / weight.sum(), rtol=0, atol=1e-13)
 
 
-def test_weights_of_zero_give_zero():
+def test_all_weights_zero_gives_zero():
     logits = normal(B, C).requires_grad_()
     loss = classification_loss(logits, LABELS, class_weights=[0.0] * C, normalize="weights")
     loss.backward()
@@ -216,8 +175,8 @@ def test_weights_of_zero_give_zero():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_logit_adjustment_trains_for_balanced_classes(dtype):
-    """Menon et al. 2021, equation 10: the priors go into the softmax, added in float32."""
+def test_logit_adjustment_equals_the_formula_of_the_paper(dtype):
+    """Menon et al. 2021, equation 10: the priors are added inside the softmax, in float32."""
     prior = torch.tensor([0.7, 0.2, 0.09, 0.01], dtype=torch.float64)
     logits = normal(B, C, dtype=dtype)
     total = 0.0
@@ -232,21 +191,21 @@ def test_logit_adjustment_trains_for_balanced_classes(dtype):
 
 
 @pytest.mark.parametrize("scale", [1.0, 30.0])
-def test_margins_lower_the_logit_of_the_own_class(scale):
-    """Cao et al. 2019, equation 12: only the label's exponent carries the margin."""
+def test_margins_equal_the_formula_of_the_paper(scale):
+    """Cao et al. 2019, equation 12: the margin is subtracted from the label's logit only."""
     margins, logits, total = [0.5, 0.1, 0.2, 0.4], scale * normal(B, C), 0.0
     for x, y in zip(logits.tolist(), LABELS.tolist(), strict=True):
         if y != N:
             others = [x[j] for j in range(C) if j != y]
-            own = x[y] - scale * margins[y]
-            top = max([own, *others])
-            total -= own - top - math.log(sum(math.exp(value - top) for value in [own, *others]))
+            lowered = x[y] - scale * margins[y]
+            top = max([lowered, *others])
+            total -= lowered - top - math.log(sum(math.exp(value - top) for value in [lowered, *others]))
     found = classification_loss(logits, LABELS, margins=[scale * margin for margin in margins])
     assert float(found) == pytest.approx(total / KNOWN, rel=1e-12)
 
 
 @pytest.mark.parametrize("labels", [torch.tensor([[0, N, 2], [N, N, 3]]), None], ids=["hard", "soft"])
-def test_tokens_are_samples_of_a_flat_batch(labels):
+def test_token_loss_equals_the_loss_of_a_flattened_batch(labels):
     logits = normal(2, 3, C)
     labels = SOFT.view(2, 3, C) if labels is None else labels
     flat = labels.flatten(0, 1) if labels.is_floating_point() else labels.flatten()
@@ -268,35 +227,24 @@ def test_tokens_are_samples_of_a_flat_batch(labels):
         (False, {"margins": WEIGHTS}),
     ],
 )
-def test_precision_is_no_worse_than_usual(dtype, soft, options):
-    labels, logits = SOFT if soft else LABELS, 5 * normal(B, C, dtype=dtype)
-    known = LABELS != N
+def test_precision_is_at_least_that_of_torch(dtype, soft, options):
+    labels = SOFT if soft else LABELS
 
-    def usual(x):
-        x = x[known]
+    def reference(x):
+        x = x[HAVE_LABEL]
         if "margins" in options:
-            x = x - torch.tensor(WEIGHTS, dtype=x.dtype) * F.one_hot(LABELS[known], C)
-        weight = options.get("class_weights") and torch.tensor(WEIGHTS, dtype=x.dtype)
-        target = labels[known].to(x.dtype) if soft else labels[known]
+            x = x - WEIGHT_TENSOR.to(x.dtype) * F.one_hot(LABELS[HAVE_LABEL], C)
+        weight = options.get("class_weights") and WEIGHT_TENSOR.to(x.dtype)
+        target = labels[HAVE_LABEL].to(x.dtype) if soft else labels[HAVE_LABEL]
         smoothing = options.get("label_smoothing", 0.0)
         return F.cross_entropy(x, target, weight, label_smoothing=smoothing, reduction="sum") / KNOWN
 
-    def ours(x):
-        return classification_loss(x, labels, **options)
-
-    true, reference, found = usual(logits.double()), usual(logits.float()), ours(logits)
-    assert found.dtype == torch.float32
-    assert abs(found - true) <= abs(reference - true) + 2e-6
-    true, reference, found = (
-        gradient(usual, logits.double()),
-        gradient(lambda x: usual(x.float()), logits),
-        gradient(ours, logits),
+    assert_precise(
+        partial(classification_loss, labels=labels, **options), reference, 5 * normal(B, C, dtype=dtype), tolerance=2e-6
     )
-    assert found.dtype == dtype
-    assert (found - true).abs().max() <= (reference - true).abs().max() + 1e-6
 
 
-# --- several yes-or-no labels ----------------------------------------------------------------------------------------
+# --- multi-label -----------------------------------------------------------------------------------------------------
 
 
 def bce(logits: torch.Tensor, labels: torch.Tensor = MULTI, **options) -> torch.Tensor:
@@ -305,8 +253,8 @@ def bce(logits: torch.Tensor, labels: torch.Tensor = MULTI, **options) -> torch.
     return values[known].mean()
 
 
-def test_what_has_no_weight_may_be_infinite():
-    """A class that a model rules out, and whose labels count nothing."""
+def test_labels_of_weight_zero_may_have_an_infinite_loss():
+    """A class with a logit of -inf, whose labels have weight 0."""
     logits = torch.tensor([[0.0, -torch.inf]], requires_grad=True)
     loss = multi_label_loss(logits * 1, torch.ones(1, 2), pos_weight=[1.0, 0.0])
     (found,) = torch.autograd.grad(loss, logits)
@@ -316,8 +264,8 @@ def test_what_has_no_weight_may_be_infinite():
 
 @pytest.mark.parametrize("pos_weight", [None, WEIGHTS])
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float32, torch.float16])
-def test_multi_label_is_torchs_binary_cross_entropy(pos_weight, dtype):
-    weight = pos_weight and torch.tensor(pos_weight, dtype=torch.float64)
+def test_multi_label_equals_torch_binary_cross_entropy(pos_weight, dtype):
+    weight = pos_weight and WEIGHT_TENSOR
     assert_same(
         lambda x: multi_label_loss(x, MULTI.to(dtype), pos_weight=pos_weight),
         lambda x: bce(x, pos_weight=weight),
@@ -325,19 +273,19 @@ def test_multi_label_is_torchs_binary_cross_entropy(pos_weight, dtype):
     )
 
 
-def test_chances_and_smoothing_of_multi_label():
-    chances = normal(B, C, seed=3).sigmoid()
-    assert_same(lambda x: multi_label_loss(x, chances), lambda x: bce(x, chances), normal(B, C))
+def test_multi_label_with_probabilities_and_smoothing():
+    probs = normal(B, C, seed=3).sigmoid()
+    assert_same(lambda x: multi_label_loss(x, probs), lambda x: bce(x, probs), normal(B, C))
     smoothed = torch.where(MULTI == N, N, 0.8 * MULTI.double() + 0.1)
     assert_same(lambda x: multi_label_loss(x, MULTI, label_smoothing=0.2), lambda x: bce(x, smoothed), normal(B, C))
 
 
-def test_booleans_are_labels():
+def test_multi_label_takes_boolean_labels():
     labels = MULTI[3:4] == 1
     torch.testing.assert_close(multi_label_loss(normal(1, C), labels), bce(normal(1, C), labels.long()))
 
 
-def asymmetric_by_hand(x: float, y: int, gamma_pos: float, gamma_neg: float, clip: float) -> float:
+def asymmetric_formula(x: float, y: int, gamma_pos: float, gamma_neg: float, clip: float) -> float:
     """Ridnik et al. 2021, equations 4 to 7."""
     p = 1 / (1 + math.exp(-x))
     shifted = max(p - clip, 0.0)
@@ -347,18 +295,18 @@ def asymmetric_by_hand(x: float, y: int, gamma_pos: float, gamma_neg: float, cli
 @pytest.mark.parametrize(
     "options", [(0.0, 4.0, 0.05), (1.0, 4.0, 0.05), (2.0, 2.0, 0.0), (0.0, 0.5, 0.2), (0.0, 0.0, 0.2)]
 )
-def test_asymmetric_loss_is_the_papers(options):
+def test_asymmetric_equals_the_formula_of_the_paper(options):
     logits = normal(B, C)
     names = dict(zip(("gamma_pos", "gamma_neg", "clip"), options, strict=True))
     total = sum(
-        asymmetric_by_hand(float(logits[place]), int(MULTI[place]), *options)
+        asymmetric_formula(float(logits[place]), int(MULTI[place]), *options)
         for place in map(tuple, (MULTI != N).nonzero().tolist())
     )
     loss = partial(multi_label_loss, term=partial(asymmetric, **names))
-    assert float(loss(logits, MULTI)) == pytest.approx(total / ANSWERED, rel=1e-12)
+    assert float(loss(logits, MULTI)) == pytest.approx(total / MULTI_KNOWN, rel=1e-12)
 
 
-def test_asymmetric_loss_without_asymmetry_is_binary_focal():
+def test_asymmetric_with_equal_exponents_is_binary_focal():
     logits = normal(B, C)
     torch.testing.assert_close(
         multi_label_loss(logits, MULTI, term=partial(asymmetric, gamma_pos=2.0, gamma_neg=2.0, clip=0.0)),
@@ -377,43 +325,43 @@ def test_extreme_logits_stay_finite(term, dtype):
     assert gradient(lambda x: multi_label_loss(x, labels, term=term), logits).isfinite().all()
 
 
-def test_extras_weight_labels_and_samples():
+def test_token_weights_per_label_and_per_sample():
     logits, weights = normal(B, C), torch.linspace(0, 2, B * C, dtype=torch.float64).view(B, C)
     known = MULTI != N
     values = F.binary_cross_entropy_with_logits(logits, MULTI.double(), reduction="none")
     for given in (weights, weights[:, 1]):
         found = multi_label_loss(logits, {"labels": MULTI, "token_weights": given}, term=token_weighted(cross_entropy))
         per_label = given if given.ndim == 2 else given[:, None].expand(B, C)
-        torch.testing.assert_close(found, (per_label * values)[known].sum() / ANSWERED, rtol=0, atol=1e-13)
+        torch.testing.assert_close(found, (per_label * values)[known].sum() / MULTI_KNOWN, rtol=0, atol=1e-13)
 
 
 # --- ordered classes -------------------------------------------------------------------------------------------------
 
 
-def test_coral_is_the_papers():
-    """Cao et al. 2020, equation 4, as their code writes it."""
+def test_coral_equals_the_formula_of_the_paper():
+    """Cao et al. 2020, equation 4, as written in the authors' code."""
     levels = torch.tensor([[float(y > k) for k in range(C)] for y in LABELS.tolist() if y != N])
 
     def expected(x):
-        x = x[LABELS != N]
+        x = x[HAVE_LABEL]
         return -(F.logsigmoid(x) * levels + (F.logsigmoid(x) - x) * (1 - levels)).sum(1).mean()
 
     assert_same(lambda x: ordinal_loss(x, LABELS), expected, normal(B, C))
 
 
-def test_corn_is_the_papers_up_to_its_divisor():
-    """Shi et al. 2021, section 3.3: threshold k sees the samples above threshold k - 1; here samples divide."""
+def test_corn_equals_the_formula_of_the_paper_but_for_the_divisor():
+    """Shi et al. 2021, section 3.3: threshold k has the samples above threshold k - 1. Here samples divide."""
 
     def expected(x):
-        total, asked = 0.0, 0
+        total, terms = 0.0, 0
         known = [(row, y) for row, y in zip(x, LABELS.tolist(), strict=True) if y != N]
         for k in range(C):
             for row, y in known:
                 if y > k - 1:
                     p = 1 / (1 + (-row[k]).exp())
                     total = total - (p.log() if y > k else (1 - p).log())
-                    asked += 1
-        assert asked == 1 + 4 + 2 + 2
+                    terms += 1
+        assert terms == 1 + 4 + 2 + 2
         return total / KNOWN
 
     assert_same(lambda x: ordinal_loss(x, LABELS, levels=corn_levels), expected, normal(B, C), tolerance=1e-12)
@@ -426,36 +374,29 @@ def test_levels():
 
 # --- all of them -----------------------------------------------------------------------------------------------------
 
-# name: (loss, labels, how often the Trainer counts one item)
 LOSSES = {
-    "hard": (classification_loss, LABELS, 1),
-    "hard, weighted": (partial(classification_loss, class_weights=WEIGHTS, normalize="weights"), LABELS, 1),
-    "hard, smoothed and weighted": (
-        partial(classification_loss, class_weights=WEIGHTS, label_smoothing=0.1),
-        LABELS,
-        1,
-    ),
-    "hard, with margins": (partial(classification_loss, margins=WEIGHTS, logit_adjustment=WEIGHTS), LABELS, 1),
-    "soft": (classification_loss, SOFT, C),
+    "hard": (classification_loss, LABELS),
+    "hard, weighted": (partial(classification_loss, class_weights=WEIGHTS, normalize="weights"), LABELS),
+    "hard, smoothed and weighted": (partial(classification_loss, class_weights=WEIGHTS, label_smoothing=0.1), LABELS),
+    "hard, with margins": (partial(classification_loss, margins=WEIGHTS, logit_adjustment=WEIGHTS), LABELS),
+    "soft": (classification_loss, SOFT),
     "soft, all statistics": (
         partial(classification_loss, term=weighted_sum((1, focal), (0.1, z_loss), (0.1, lambda entropy: entropy))),
         SOFT,
-        C,
     ),
-    "multi-label": (multi_label_loss, MULTI, ANSWERED / KNOWN),
+    "multi-label": (multi_label_loss, MULTI),
     "multi-label, asymmetric": (
         partial(multi_label_loss, term=asymmetric, pos_weight=WEIGHTS, label_smoothing=0.1),
         MULTI,
-        ANSWERED / KNOWN,
     ),
-    "CORAL": (ordinal_loss, LABELS, 1),
-    "CORN": (partial(ordinal_loss, levels=corn_levels), LABELS, 1),
+    "CORAL": (ordinal_loss, LABELS),
+    "CORN": (partial(ordinal_loss, levels=corn_levels), LABELS),
 }
-every_loss = pytest.mark.parametrize(("loss", "labels", "size"), LOSSES.values(), ids=LOSSES)
+every_loss = pytest.mark.parametrize(("loss", "labels"), LOSSES.values(), ids=LOSSES)
 
 
 @every_loss
-def test_gradcheck(loss, labels, size):
+def test_gradcheck(loss, labels):
     logits = normal(B, C).requires_grad_()
     assert torch.autograd.gradcheck(lambda x: loss(x, labels), logits)
     assert loss(logits, labels).dtype == torch.float64
@@ -463,9 +404,9 @@ def test_gradcheck(loss, labels, size):
 
 @every_loss
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_of_the_count(loss, labels, size, form):
+def test_count_in_every_form(loss, labels, form):
     logits, count = normal(B, C), FORMS[form]
-    count = None if count is None else count * size
+    count = None if count is None else count * int((labels != N).sum()) / KNOWN  # the Trainer counts every number
     torch.testing.assert_close(loss(logits, labels, count), loss(logits, labels), rtol=1e-6, atol=0)
     if count is not None:
         torch.testing.assert_close(loss(logits, labels, 2 * count), loss(logits, labels) / 2, rtol=1e-6, atol=0)
@@ -474,7 +415,7 @@ def test_every_form_of_the_count(loss, labels, size, form):
 @every_loss
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("count", [None, 0, 7])
-def test_every_label_missing(loss, labels, size, dtype, count):
+def test_all_labels_missing_gives_zero_with_a_graph(loss, labels, dtype, count):
     hidden = normal(B, 3).requires_grad_()
     found = loss({"logits": (hidden @ normal(3, C)).to(dtype)}, torch.full_like(labels, N), count)
     found *= 1  # as the Trainer does
@@ -484,21 +425,21 @@ def test_every_label_missing(loss, labels, size, dtype, count):
 
 
 @every_loss
-def test_missing_rows_may_hold_anything(loss, labels, size):
-    """-100 is never a class: nothing of a row without a label reaches value or gradient."""
+def test_rows_without_a_label_may_be_nan_or_infinite(loss, labels):
+    """-100 is never a class: a row without a label changes neither the value nor the gradient."""
     logits = normal(B, C)
-    expected, slope = loss(logits, labels), gradient(lambda x: loss(x, labels), logits)
-    nowhere = (labels if labels.ndim > 1 else labels[:, None]).eq(N).all(-1)
+    expected, grad = loss(logits, labels), gradient(lambda x: loss(x, labels), logits)
+    unlabeled = (labels if labels.ndim > 1 else labels[:, None]).eq(N).all(-1)
     for value in (torch.nan, torch.inf, -torch.inf):
-        spoilt = logits.masked_fill(nowhere[:, None], value)
+        spoilt = logits.masked_fill(unlabeled[:, None], value)
         torch.testing.assert_close(loss(spoilt, labels), expected)
         found = gradient(lambda x: loss(x, labels), spoilt)
-        torch.testing.assert_close(found, slope)
-        assert not found[nowhere].any()
+        torch.testing.assert_close(found, grad)
+        assert not found[unlabeled].any()
 
 
-def test_masking_by_multiplication_is_found():
-    """What the two tests above are for: NaN where no label is left, or a logit that no label asks for is infinite."""
+def test_masking_by_multiplication_gives_nan():
+    """A broken loss for the two tests above: NaN if every label is missing, or a row without a label is infinite."""
 
     def masked(x, labels):
         known = labels != N
@@ -507,12 +448,12 @@ def test_masking_by_multiplication_is_found():
     logits = normal(B, C)
     torch.testing.assert_close(masked(logits, LABELS), classification_loss(logits, LABELS))
     assert masked(logits, torch.full_like(LABELS, N)).isnan()
-    spoilt = logits.masked_fill((LABELS == N)[:, None], torch.inf)
+    spoilt = logits.masked_fill(~HAVE_LABEL[:, None], torch.inf)
     assert gradient(lambda x: masked(x, LABELS), spoilt).isnan().any()
 
 
 @every_loss
-def test_one_sample(loss, labels, size):
+def test_one_sample(loss, labels):
     known = (labels if labels.ndim > 1 else labels[:, None]).ne(N).all(-1).nonzero()[0]
     logits = normal(B, C)[known]
     parts = [loss(logits, labels[known]), loss({"logits": logits}, {"labels": labels[known]})]
@@ -520,9 +461,8 @@ def test_one_sample(loss, labels, size):
 
 
 @every_loss
-def test_inputs_are_left_alone_and_outputs_come_in_any_form(loss, labels, size):
+def test_outputs_of_any_form_give_the_same_loss(loss, labels):
     logits = normal(B, C)
-    kept, kept_labels = logits.clone(), labels.clone()
     expected = loss(logits, labels)
     hidden = normal(B, 3, 5)
     for outputs in (
@@ -532,18 +472,10 @@ def test_inputs_are_left_alone_and_outputs_come_in_any_form(loss, labels, size):
     ):
         assert loss(outputs, labels) == expected
     assert loss({"scores": logits}, labels, select=lambda outputs: outputs["scores"]) == expected
-    assert torch.equal(logits, kept)
-    assert torch.equal(labels, kept_labels)
-
-
-@pytest.mark.parametrize("name", [name for name in LOSSES if name != "soft, all statistics"])
-def test_losses_travel_to_other_processes(name):
-    loss, labels, _ = LOSSES[name]
-    assert pickle.loads(pickle.dumps(loss))(normal(B, C), labels) == loss(normal(B, C), labels)
 
 
 @every_loss
-def test_autocast_changes_nothing(loss, labels, size):
+def test_autocast_changes_nothing(loss, labels):
     logits = normal(B, C, dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         assert loss(logits, labels) == loss(logits, labels.clone())
@@ -552,13 +484,13 @@ def test_autocast_changes_nothing(loss, labels, size):
     assert inside.dtype == torch.float32
 
 
-def test_one_class_only():
+def test_labels_of_one_class_only():
     assert classification_loss(torch.ones(2, 1), torch.tensor([0, 0])).item() == 0.0
     assert float(classification_loss(torch.zeros(3, 2), torch.tensor([1, 1, 1]))) == pytest.approx(math.log(2))
     assert float(ordinal_loss(torch.zeros(2, 1), torch.tensor([0, 1]))) == pytest.approx(math.log(2))
 
 
-def test_classes_without_a_chance_may_be_impossible():
+def test_class_of_probability_zero_may_have_a_logit_of_minus_infinity():
     logits = normal(B, C).index_fill_(1, torch.tensor(2), -torch.inf)
     found = gradient(lambda x: classification_loss(x, SOFT), logits)
     assert classification_loss(logits, SOFT).isfinite()
@@ -571,65 +503,60 @@ OTHERS = torch.tensor([[0.5, 0.5, 0.0, 0.0]]).expand(B, C)
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "message"),
+    ("call", "message"),
     [
-        (lambda x: classification_loss(x, LABELS + 5), ValueError, "label -95 is out of range"),
-        (lambda x: classification_loss(x, LABELS.clamp(max=3).where(LABELS != 3, 9)), ValueError, "9 is out of range"),
-        (lambda x: classification_loss(x, LABELS.float()), TypeError, "integer class ids, not torch.float32"),
-        (lambda x: classification_loss(x, MULTI), ValueError, "multi_label_loss"),
-        (lambda x: classification_loss(x, LABELS[:, None]), ValueError, "do not fit"),
-        (lambda x: classification_loss(x, LABELS[1:]), ValueError, "do not fit"),
-        (lambda x: classification_loss(x[:, None], LABELS[:, None]), ValueError, "token_classification_loss"),
-        (lambda x: token_classification_loss(x, LABELS), ValueError, r"class ids \(batch, tokens\)"),
-        (lambda x: classification_loss(x, 2 * OTHERS), ValueError, "not a distribution.*multi_label_loss"),
-        (lambda x: classification_loss(x, OTHERS.index_fill(1, torch.tensor(3), N)), ValueError, "not a distribution"),
-        (lambda x: classification_loss(x, OTHERS * torch.nan), ValueError, "not a distribution"),
-        (lambda x: classification_loss(x, None), ValueError, "labels are None"),
-        (lambda x: classification_loss(x, LABELS, class_weights=[1.0, 2.0]), ValueError, "weights for 2 classes"),
-        (lambda x: classification_loss(x, SOFT, class_weights=[1.0, 2.0]), ValueError, "weights for 2 classes"),
-        (lambda x: classification_loss(x, LABELS, class_weights=[-1.0] * C), ValueError, "finite number >= 0"),
-        (lambda x: classification_loss(x, LABELS, label_smoothing=1.5), ValueError, r"in \[0, 1\]"),
-        (lambda x: classification_loss(x, LABELS, label_smoothing=0.1, term=focal), ValueError, "not for focal"),
-        (lambda x: classification_loss(x, LABELS, normalize="weights"), ValueError, "cross_entropy has none"),
-        (lambda x: classification_loss(x, LABELS, normalize="mean"), ValueError, "'items' or 'weights'"),
-        (lambda x: classification_loss(x, LABELS, normalize="tokens"), ValueError, "'items' or 'weights'"),
-        (
-            lambda x: token_classification_loss(x[:, None], LABELS[:, None], normalize="items"),
-            ValueError,
-            "'tokens' or 'weights'",
-        ),
-        (lambda x: classification_loss(x, LABELS, margins=[0.1]), ValueError, "margins is for 1 classes"),
-        (lambda x: classification_loss(x, SOFT, margins=WEIGHTS), ValueError, "soft labels have none"),
-        (lambda x: classification_loss(x, LABELS, logit_adjustment=[0.0] * 3), ValueError, "is for 3 classes"),
+        (lambda x: classification_loss(x, LABELS + 5), "label -95 is out of range"),
+        (lambda x: classification_loss(x, LABELS.clamp(max=3).where(LABELS != 3, 9)), "9 is out of range"),
+        (lambda x: classification_loss(x, MULTI), "multi_label_loss"),
+        (lambda x: classification_loss(x, LABELS[:, None]), "do not fit"),
+        (lambda x: classification_loss(x, LABELS[1:]), "do not fit"),
+        (lambda x: classification_loss(x[:, None], LABELS[:, None]), "token_classification_loss"),
+        (lambda x: token_classification_loss(x, LABELS), r"class ids \(batch, tokens\)"),
+        (lambda x: classification_loss(x, 2 * OTHERS), "a distribution.*multi_label_loss"),
+        (lambda x: classification_loss(x, OTHERS.index_fill(1, torch.tensor(3), N)), "a distribution"),
+        (lambda x: classification_loss(x, OTHERS * torch.nan), "a distribution"),
+        (lambda x: classification_loss(x, None), "labels are None"),
+        (lambda x: classification_loss(x, LABELS, class_weights=[1.0, 2.0]), "weights for 2 classes"),
+        (lambda x: classification_loss(x, SOFT, class_weights=[1.0, 2.0]), "weights for 2 classes"),
+        (lambda x: classification_loss(x, LABELS, class_weights=[-1.0] * C), "finite number >= 0"),
+        (lambda x: classification_loss(x, LABELS, label_smoothing=1.5), r"in \[0, 1\]"),
+        (lambda x: classification_loss(x, LABELS, label_smoothing=0.1, term=focal), "got term=focal"),
+        (lambda x: classification_loss(x, LABELS, normalize="weights"), "cross_entropy has none"),
+        (lambda x: classification_loss(x, LABELS, normalize="mean"), "'items' or 'weights'"),
+        (lambda x: classification_loss(x, LABELS, normalize="tokens"), "'items' or 'weights'"),
+        (lambda x: token_classification_loss(x[:, None], LABELS[:, None], normalize="items"), "'tokens' or 'weights'"),
+        (lambda x: classification_loss(x, LABELS, margins=[0.1]), "margins must have .* 4 .*got 1"),
+        (lambda x: classification_loss(x, SOFT, margins=WEIGHTS), "margins need class ids"),
+        (lambda x: classification_loss(x, LABELS, logit_adjustment=[0.0] * 3), "adjustment must have .* 4 .*got 3"),
         (
             lambda x: classification_loss(x, LABELS, logit_adjustment=[0.0, 0.0, 0.0, -math.inf]),
-            ValueError,
-            "one finite number a class",
+            "one finite number .* ?class",
         ),
-        (lambda x: classification_loss(x, LABELS, term=asymmetric), TypeError, "asks for 'outcome'"),
-        (lambda x: multi_label_loss(x, LABELS), ValueError, "classification_loss"),
-        (lambda x: multi_label_loss(x, MULTI + 1), ValueError, "neither present"),
-        (lambda x: multi_label_loss(x, MULTI * torch.nan), ValueError, "neither present.*mask_missing"),
-        (lambda x: multi_label_loss(x, MULTI, pos_weight=[1.0]), ValueError, "pos_weight is for 1 classes"),
-        (lambda x: multi_label_loss(x, MULTI, term=z_loss), TypeError, "known are log_prob, outcome"),
-        (
-            lambda x: multi_label_loss(x, MULTI, term=class_weighted(cross_entropy, [1, 2])),
-            TypeError,
-            "asks for 'labels'",
-        ),
-        (lambda x: multi_label_loss(x, MULTI, term=partial(asymmetric, clip=1.0)), ValueError, "clip"),
-        (lambda x: multi_label_loss(x, MULTI, label_smoothing=-0.1), ValueError, r"in \[0, 1\]"),
-        (lambda x: ordinal_loss(x, LABELS.where(LABELS != 3, 5)), ValueError, "labels must be 0 to 4"),
-        (lambda x: ordinal_loss(x, LABELS.double()), TypeError, "integer"),
-        (lambda x: ordinal_loss(x, MULTI), ValueError, "one logit a threshold"),
+        (lambda x: multi_label_loss(x, LABELS), "classification_loss"),
+        (lambda x: multi_label_loss(x, MULTI + 1), r"labels must be 1 \(present\).*got 2"),
+        (lambda x: multi_label_loss(x, MULTI * torch.nan), "got nan.*mask_missing"),
+        (lambda x: multi_label_loss(x, MULTI, pos_weight=[1.0]), "pos_weight must have .* 4 .*got 1"),
+        (lambda x: multi_label_loss(x, MULTI, term=partial(asymmetric, clip=1.0)), "clip"),
+        (lambda x: multi_label_loss(x, MULTI, label_smoothing=-0.1), r"in \[0, 1\]"),
+        (lambda x: ordinal_loss(x, LABELS.where(LABELS != 3, 5)), "labels must be 0 to 4"),
+        (lambda x: ordinal_loss(x, MULTI), "one logit per threshold"),
     ],
 )
-def test_bad_input(call, error, message):
-    with pytest.raises(error, match=message):
+def test_invalid_values_raise(call, message):
+    with pytest.raises(ValueError, match=message):
         call(normal(B, C))
 
 
-@pytest.mark.parametrize("loss", [classification_loss, token_classification_loss, multi_label_loss, ordinal_loss])
-def test_misspelt_options_are_refused(loss):
-    with pytest.raises(TypeError, match="class_weight"):
-        loss(normal(B, C), LABELS, class_weight=WEIGHTS)
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x: classification_loss(x, LABELS.float()), "integer class ids.*torch.float32"),
+        (lambda x: classification_loss(x, LABELS, term=asymmetric), "asks for 'outcome'"),
+        (lambda x: multi_label_loss(x, MULTI, term=z_loss), "known.* are log_prob, outcome"),
+        (lambda x: multi_label_loss(x, MULTI, term=class_weighted(cross_entropy, [1, 2])), "asks for 'labels'"),
+        (lambda x: ordinal_loss(x, LABELS.double()), "integer"),
+    ],
+)
+def test_invalid_types_raise(call, message):
+    with pytest.raises(TypeError, match=message):
+        call(normal(B, C))

@@ -1,7 +1,6 @@
 """The losses that compare the samples of a batch, against loops over pairs and triplets."""
 
 import math
-import pickle
 from functools import partial
 from operator import itemgetter
 
@@ -23,15 +22,15 @@ IDS = torch.tensor([7, 8, 8, 9, N, 7])
 
 
 def by_loop(similarities, ids=None, *, symmetric):
-    """Each sample against the others that are there and not the same."""
+    """The cross-entropy of each sample against the others that are neither left out nor the same."""
     ids = list(range(len(similarities))) if ids is None else ids.tolist()
-    costs = []
+    values = []
     for matrix in (similarities, similarities.T)[: 1 + symmetric]:
         for i, row in enumerate(matrix.tolist()):
             others = [row[j] for j, key in enumerate(ids) if key not in (ids[i], N)]
             if ids[i] != N:
-                costs.append(math.log(sum(map(math.exp, [row[i], *others]))) - row[i])
-    return math.fsum(costs) / len(costs)
+                values.append(math.log(sum(map(math.exp, [row[i], *others]))) - row[i])
+    return math.fsum(values) / len(values)
 
 
 def clip_of(similarities, labels=None, count=None):
@@ -39,19 +38,19 @@ def clip_of(similarities, labels=None, count=None):
 
 
 @pytest.mark.parametrize("ids", [None, IDS, torch.arange(6)], ids=["all differ", "duplicates", "different ids"])
-def test_clip(ids):
+def test_clip_loss_equals_the_formula(ids):
     found = clip_of(SIMILARITIES, ids)
     assert found.item() == pytest.approx(by_loop(SIMILARITIES, ids, symmetric=True), rel=1e-13)
     assert found.item() != pytest.approx(by_loop(SIMILARITIES, ids, symmetric=False), rel=1e-3)
 
 
-def test_duplicates_as_negatives_would_cost_more():
-    """What masking is for: two samples that are the same push each other away."""
+def test_duplicates_as_negatives_would_increase_the_loss():
+    """Broken: without masking, two samples that are the same repel each other."""
     assert clip_of(SIMILARITIES, IDS) < clip_of(SIMILARITIES, torch.where(IDS == N, IDS, torch.arange(6)))
 
 
-class Calls(TorchDispatchMode):
-    """Which operations of torch are called on matrices."""
+class MatrixOperations(TorchDispatchMode):
+    """Record the names of the operations that torch calls on matrices."""
 
     def __init__(self):
         super().__init__()
@@ -64,22 +63,22 @@ class Calls(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("loss", [clip_of, lambda x, ids=None: info_nce_loss((x, x), ids, select=lambda pair: pair)])
-def test_where_all_count_and_differ_nothing_is_selected_or_masked(loss):
+def test_without_labels_nothing_is_selected_or_masked(loss):
     copies = {"index", "masked_fill"}
-    with Calls() as calls:
+    with MatrixOperations() as calls:
         loss(SIMILARITIES, torch.arange(6))
     assert copies <= calls.names
-    with Calls() as calls:
+    with MatrixOperations() as calls:
         loss(SIMILARITIES)
     assert not copies & calls.names
 
 
-def test_even_similarities_cost_the_logarithm_of_the_batch():
+def test_equal_similarities_give_the_logarithm_of_the_batch_size():
     assert clip_of(torch.zeros(8, 8)).item() == pytest.approx(math.log(8))
 
 
 @pytest.mark.parametrize("count", [5, 5.0, torch.tensor(5), torch.tensor([[3.0], [2.0]])], ids=str)
-def test_counts(count):
+def test_count_in_every_form(count):
     torch.testing.assert_close(clip_of(SIMILARITIES, IDS, count), clip_of(SIMILARITIES, IDS), rtol=0, atol=1e-14)
     torch.testing.assert_close(
         clip_of(SIMILARITIES, IDS, 2 * count), clip_of(SIMILARITIES, IDS) / 2, rtol=0, atol=1e-14
@@ -92,7 +91,7 @@ SIDES = itemgetter("queries", "keys")
 
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("ids", [None, IDS], ids=["all differ", "duplicates"])
-def test_info_nce(ids, symmetric):
+def test_info_nce_equals_the_formula(ids, symmetric):
     cosines = F.cosine_similarity(EMBEDDINGS["queries"][:, None], EMBEDDINGS["keys"], dim=-1)
     found = info_nce_loss(EMBEDDINGS, ids, select=SIDES, temperature=0.5, symmetric=symmetric)
     assert found.item() == pytest.approx(by_loop(cosines / 0.5, ids, symmetric=symmetric), rel=1e-13)
@@ -111,38 +110,38 @@ POINTS = normal(9, 3, seed=3)
 CLASSES = torch.tensor([0, 0, 0, 1, 1, 2, N, 1, 0])
 
 
-def triplets(points, classes, margin, hardest):
-    """Cost of each anchor; the sample of a class of its own costs nothing."""
-    costs = []
-    for i, own in enumerate(classes.tolist()):
-        if own == N:
+def triplet_formula(points, classes, margin, hardest):
+    """The loss by a loop over anchors; an anchor without a triplet has loss 0."""
+    values = []
+    for i, anchor in enumerate(classes.tolist()):
+        if anchor == N:
             continue
-        there = [j for j, other in enumerate(classes.tolist()) if other != N and j != i]
-        distance = {j: math.dist(points[i].tolist(), points[j].tolist()) for j in there}
-        same = [distance[j] for j in there if classes[j] == own]
-        others = [distance[j] for j in there if classes[j] != own]
+        kept = [j for j, other in enumerate(classes.tolist()) if other != N and j != i]
+        distance = {j: math.dist(points[i].tolist(), points[j].tolist()) for j in kept}
+        same = [distance[j] for j in kept if classes[j] == anchor]
+        others = [distance[j] for j in kept if classes[j] != anchor]
         if not same or not others:
-            costs.append(0.0)
+            values.append(0.0)
         elif hardest:
-            costs.append(max(0.0, margin + max(same) - min(others)))
+            values.append(max(0.0, margin + max(same) - min(others)))
         else:
             chosen = [min([d for d in others if d > p] or [max(others)]) for p in same]
-            pairs = zip(same, chosen, strict=True)
-            costs.append(math.fsum(max(0.0, margin + p - n) for p, n in pairs) / len(same))
-    return math.fsum(costs) / len(costs)
+            losses = [max(0.0, margin + p - n) for p, n in zip(same, chosen, strict=True)]
+            values.append(math.fsum(losses) / len(same))
+    return math.fsum(values) / len(values)
 
 
 @pytest.mark.parametrize("margin", [0.2, 1.5])
 @pytest.mark.parametrize("mining", [batch_hard, semi_hard])
-def test_triplets(mining, margin):
+def test_triplet_loss_equals_the_formula(mining, margin):
     found = triplet_loss({"logits": POINTS}, CLASSES, mining=mining, margin=margin)
-    expected = triplets(POINTS, CLASSES, margin, mining is batch_hard)
+    expected = triplet_formula(POINTS, CLASSES, margin, mining is batch_hard)
     assert found.item() == pytest.approx(expected, rel=1e-13)
-    assert found.item() != pytest.approx(triplets(POINTS, CLASSES, margin, mining is semi_hard), rel=1e-3)
+    assert found.item() != pytest.approx(triplet_formula(POINTS, CLASSES, margin, mining is semi_hard), rel=1e-3)
 
 
 @pytest.mark.parametrize("mining", [batch_hard, semi_hard])
-def test_triplets_gradcheck(mining):
+def test_gradcheck_of_triplets(mining):
     leaf = POINTS.clone().requires_grad_()
     assert torch.autograd.gradcheck(lambda x: triplet_loss(x, CLASSES, mining=mining, margin=1.5), leaf)
 
@@ -151,7 +150,7 @@ def test_triplets_gradcheck(mining):
 @pytest.mark.parametrize(
     "classes", [torch.full((9,), N), torch.zeros(9).long(), torch.arange(9)], ids=["none", "one", "all"]
 )
-def test_no_triplet(mining, classes):
+def test_no_triplet_gives_zero_with_a_graph(mining, classes):
     leaf = POINTS.clone().requires_grad_()
     value = triplet_loss(leaf, classes, 9, mining=mining)
     value *= 1
@@ -161,23 +160,23 @@ def test_no_triplet(mining, classes):
 
 
 @pytest.mark.parametrize("mining", [batch_hard, semi_hard])
-def test_equal_embeddings_have_a_gradient_without_nan(mining):
+def test_equal_embeddings_have_a_finite_gradient(mining):
     leaf = POINTS[[0, 0, 1, 1]].clone().requires_grad_()
     triplet_loss(leaf, torch.tensor([0, 0, 1, 0]), mining=mining).backward()
     assert leaf.grad.isfinite().all()
 
 
-def test_near_embeddings_keep_their_digits():
+def test_distances_of_near_embeddings_are_exact():
     """Far from the origin, differences of squares would lose a distance of 1e-3 in float32."""
     points = torch.tensor([[100.0, 0.0], [100.001, 0.0], [100.0, 0.002]])
     classes = torch.tensor([0, 0, 1])
     found = triplet_loss(points, classes, margin=0.01).item()
-    assert found == pytest.approx(triplets(points, classes, 0.01, True), rel=1e-3)
+    assert found == pytest.approx(triplet_formula(points, classes, 0.01, True), rel=1e-3)
     broken = torch.cdist(points, points, compute_mode="use_mm_for_euclid_dist")
     assert broken[0, 1].item() != pytest.approx(1e-3, rel=0.5)
 
 
-# --- what is left out ------------------------------------------------------------------------------------------------
+# --- samples left out ------------------------------------------------------------------------------------------------
 
 LEFT_OUT = [
     (clip_of, SIMILARITIES, IDS),
@@ -189,8 +188,8 @@ LEFT_OUT = [
 
 @pytest.mark.parametrize("wrong", [math.inf, -math.inf, math.nan])
 @pytest.mark.parametrize(("loss", "inputs", "ids"), LEFT_OUT, ids=["clip", "info_nce", "batch_hard", "semi_hard"])
-def test_a_sample_that_is_left_out_may_be_anything(loss, inputs, ids, wrong):
-    """Masked afterwards, it would make the gradient of every other sample NaN."""
+def test_samples_left_out_may_be_nan_or_infinite(loss, inputs, ids, wrong):
+    """Masking after the computation would make the gradient of every other sample NaN."""
     right, left = (inputs.clone().requires_grad_() for _ in range(2))
     with torch.no_grad():
         left[ids == N] = wrong
@@ -202,52 +201,55 @@ def test_a_sample_that_is_left_out_may_be_anything(loss, inputs, ids, wrong):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_nothing_is_left(dtype):
+def test_all_samples_left_out_gives_zero(dtype):
     leaf = SIMILARITIES.to(dtype).requires_grad_()
     value = clip_of(leaf, torch.full((6,), N), 5)
     assert (value.item(), value.dtype) == (0.0, torch.float32)
     assert not torch.autograd.grad(value, leaf)[0].any()
 
 
-# --- what is refused -------------------------------------------------------------------------------------------------
+# --- bad input -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "message"),
+    ("call", "message"),
     [
-        (lambda: clip_loss({"logits": SIMILARITIES}), ValueError, r"logits_per_text, got \['logits'\]; select="),
-        (lambda: clip_of(SIMILARITIES[:4]), ValueError, r"\(batch, batch\), got \(4, 6\)"),
-        (lambda: clip_of(SIMILARITIES, IDS[:4]), ValueError, r"one id a sample, \(6,\)"),
-        (lambda: clip_of(SIMILARITIES, IDS.double()), TypeError, "integer class ids"),
-        (lambda: info_nce_loss(EMBEDDINGS, select=SIDES, temperature=0.0), ValueError, "temperature must be positive"),
-        (lambda: info_nce_loss(EMBEDDINGS, select=SIDES, temperature=torch.inf), ValueError, "finite, got inf"),
-        (lambda: info_nce_loss((normal(6, 4), normal(5, 4)), select=tuple), ValueError, r"\(batch, size\) both"),
-        (lambda: triplet_loss(POINTS, CLASSES, margin=0.0), ValueError, "margin must be positive"),
-        (lambda: triplet_loss({"logits": normal(9, 2, 3)}, CLASSES), ValueError, r"embeddings must be \(batch, size\)"),
-        (lambda: triplet_loss(POINTS, CLASSES[:4]), ValueError, "one id a sample"),
-        (lambda: triplet_loss(POINTS, None), ValueError, "labels are None"),
-        (lambda: triplet_loss(POINTS, {"labels": CLASSES, "age": CLASSES}), ValueError, r"reads \['age'\].*dropped"),
-        (lambda: clip_of(SIMILARITIES, {"labels": IDS, "weights": IDS}), ValueError, r"reads \['weights'\]"),
-        (lambda: info_nce_loss(EMBEDDINGS, {"labels": IDS, "b": IDS, "a": IDS}, select=SIDES), ValueError, "'a', 'b'"),
+        (lambda: clip_loss({"logits": SIMILARITIES}), r"logits_per_text, got \['logits'\].*select="),
+        (lambda: clip_of(SIMILARITIES[:4]), r"\(batch, batch\), got \(4, 6\)"),
+        (lambda: clip_of(SIMILARITIES, IDS[:4]), r"one id per sample, of shape \(6,\), got \(4,\)"),
+        (lambda: info_nce_loss(EMBEDDINGS, select=SIDES, temperature=0.0), "temperature must be positive"),
+        (lambda: info_nce_loss(EMBEDDINGS, select=SIDES, temperature=torch.inf), "finite, got inf"),
+        (lambda: info_nce_loss((normal(6, 4), normal(5, 4)), select=tuple), r"got \(6, 4\) and \(5, 4\)"),
+        (lambda: triplet_loss(POINTS, CLASSES, margin=0.0), "margin must be positive"),
+        (lambda: triplet_loss({"logits": normal(9, 2, 3)}, CLASSES), r"embeddings must be \(batch, size\)"),
+        (lambda: triplet_loss(POINTS, CLASSES[:4]), "one id per sample"),
+        (lambda: triplet_loss(POINTS, None), "labels are None"),
+        (lambda: triplet_loss(POINTS, {"labels": CLASSES, "age": CLASSES}), r"extra tensors \['age'\].*ignored"),
+        (lambda: clip_of(SIMILARITIES, {"labels": IDS, "weights": IDS}), r"extra tensors \['weights'\]"),
+        (lambda: info_nce_loss(EMBEDDINGS, {"labels": IDS, "b": IDS, "a": IDS}, select=SIDES), "'a', 'b'"),
     ],
 )
-def test_refused(call, error, message):
-    with pytest.raises(error, match=message):
+def test_invalid_values_raise(call, message):
+    with pytest.raises(ValueError, match=message):
         call()
 
 
 @pytest.mark.parametrize(
-    "loss", [clip_loss, partial(info_nce_loss, select=SIDES), partial(triplet_loss, mining=semi_hard)]
+    ("call", "message"),
+    [
+        (lambda: clip_of(SIMILARITIES, IDS.double()), "integer class ids"),
+    ],
 )
-def test_they_are_picklable(loss):
-    assert repr(pickle.loads(pickle.dumps(loss)))
+def test_invalid_types_raise(call, message):
+    with pytest.raises(TypeError, match=message):
+        call()
 
 
 # --- accumulation ----------------------------------------------------------------------------------------------------
 
 
-def test_accumulation_changes_the_negatives_and_not_the_scale():
-    """Two micro-batches cost the mean of what each contrasts within itself: less than all together."""
+def test_accumulation_changes_the_negatives_but_not_the_scale():
+    """Two micro-batches give the mean of their own losses, which is less than that of the whole batch."""
     halves = SIMILARITIES[:3, :3], SIMILARITIES[3:, 3:]
     found = sum(clip_of(half, None, torch.tensor(6)) for half in halves).item()
     assert found == pytest.approx(sum(by_loop(half, symmetric=True) for half in halves) / 2, rel=1e-13)

@@ -317,7 +317,7 @@ def test_best_paths_of_frames():
     logits[1, 4:] = N  # frames added across ranks
     found = ctc_greedy(logits, None)["generated"]
     assert [[place for place in row if place != N] for row in found.tolist()] == [[5, 5, 3], [1], [], [2, 2, 4]]
-    with pytest.raises(TypeError, match=r"input_lengths must be integers, not torch.float32"):
+    with pytest.raises(TypeError, match=r"input_lengths must be integers.*torch.float32"):
         ctc_greedy(logits, {"input_lengths": torch.tensor([2.5, 6, 6, 3])})
     cut = ctc_greedy(logits, {"input_lengths": torch.tensor([2, 6, 6, 3])}, blank=0)["generated"]
     assert [[place for place in row if place != N] for row in cut.tolist()] == [[5], [1], [], [2, 2]]

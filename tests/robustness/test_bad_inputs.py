@@ -451,7 +451,7 @@ TERMS = [
     Entry(
         lossfns.policy_gradient,
         {"log_prob": LOG_PROBS, "old_log_prob": LOG_PROBS, "advantages": LOG_PROBS},
-        {"clip": [0.0, 1.0, -1.0, NAN, "text", None]},
+        {"clip_range": [0.0, 1.0, -1.0, NAN, "text", None]},
     ),
     Entry(lossfns.huber, REAL, {"delta": NOT_POSITIVE}),
     Entry(lossfns.quantile, REAL, {"q": [0.0, 1.0, NAN, "text", None]}),
