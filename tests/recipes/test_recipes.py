@@ -69,7 +69,7 @@ def test_is_a_short_complete_script(name):
     text = recipes()[name].read_text(encoding="utf-8")
     tree = ast.parse(text)
     assert len(text.splitlines()) <= 90
-    for part in ("Loss: ", "Reducer: ", "Metric: ", "Collator: ", "Needs: "):
+    for part in ("Loss:", "Reducer:", "Metric:", "Collator:", "Needs:"):
         assert part in ast.get_docstring(tree)
     modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert None not in modules, "a copied script cannot use relative imports"
