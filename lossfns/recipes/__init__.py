@@ -1,1 +1,1 @@
-"""Complete scripts to copy: `python -m lossfns.recipes list`."""
+"""Complete scripts to copy and change; `python -m lossfns.recipes list` names them."""

@@ -1,9 +1,9 @@
-"""List, show or copy the recipes, or put functions of this project into one file of your own.
+"""List, show or copy the recipes, or copy the packages into your own project.
 
 python -m lossfns.recipes list
 python -m lossfns.recipes show early_stopping
-python -m lossfns.recipes copy early_stopping mine.py
-python -m lossfns.recipes vendor causal_lm_loss reducers.sample_sums > mine.py
+python -m lossfns.recipes copy early_stopping my_training.py
+python -m lossfns.recipes vendor mylib/_vendor
 """
 
 from __future__ import annotations
@@ -15,29 +15,31 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ._vendor import vendor
+from ._vendor import PACKAGES, vendor
 
 FOLDER = Path(__file__).parent
 
 
 def recipes() -> dict[str, Path]:
-    """Return the recipes by name."""
+    """Return the path of each recipe by its name."""
     return {path.stem: path for path in sorted(FOLDER.glob("[!_]*.py"))}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run one command; errors go to stderr, without a traceback."""
+    """Run one command. Errors are printed to stderr without a traceback, with exit status 1."""
     parser = argparse.ArgumentParser(
         prog="python -m lossfns.recipes", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("list", help="names and what each shows")
-    for name, text in (("show", "print a recipe"), ("copy", "write a recipe to a file")):
+    commands.add_parser("list", help="print the name and the purpose of each recipe")
+    for name, text in (("show", "print a recipe"), ("copy", "write a recipe to a new file")):
         command = commands.add_parser(name, help=text)
         command.add_argument("name", choices=recipes())
-    command.add_argument("destination", nargs="?", type=Path, default=Path(), help="a file or a folder; here")
-    command = commands.add_parser("vendor", help="print one file with these functions and all they need")
-    command.add_argument("names", nargs="+", metavar="name")
+    command.add_argument(
+        "destination", nargs="?", type=Path, default=Path(), help="a new file, or a folder (default: the current one)"
+    )
+    command = commands.add_parser("vendor", help=f"copy {', '.join(PACKAGES)} into a package of your own project")
+    command.add_argument("destination", type=Path, help="the package's folder; it is created if it is missing")
     options = parser.parse_args(argv)
     try:
         _run(options)
@@ -55,14 +57,15 @@ def _run(options: argparse.Namespace) -> None:
     elif options.command == "copy":
         print(f"wrote {_copy(recipes()[options.name], options.destination)}")
     else:
-        sys.stdout.write(vendor(options.names))
+        vendor(options.destination)
+        print(f"wrote {', '.join(PACKAGES)} to {options.destination}")
 
 
 def _copy(recipe: Path, destination: Path) -> Path:
-    """Copy a recipe to a new file; one that is there stays as it is."""
+    """Copy a recipe to a file that does not exist yet, and return its path."""
     target = destination / recipe.name if destination.is_dir() else destination
     if target.exists():
-        raise FileExistsError(f"{target} is there already; name another file")
+        raise FileExistsError(f"{target} already exists; choose another file")
     return Path(shutil.copyfile(recipe, target))
 
 

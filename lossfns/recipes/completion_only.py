@@ -1,8 +1,14 @@
-"""Fine-tune on completions only, without logits: the loss and the scores read hidden states and the head instead.
+"""Fine-tune on completions only, without materialising the logits of the whole vocabulary.
 
-Needs: --data, a JSON-lines file with prompt and completion; --model, a causal language model whose forward takes
-logits_to_keep. Without them: sections of Python's manual, each to be written after its title, and a small random Llama.
-TrainingArguments are options too.
+`hidden_states(model)` lets the loss and the reducer read the last hidden states and apply the head themselves, to the
+tokens with a label only. Pass the same source to both.
+
+Loss: `causal_lm_loss` with `source=`. Reducer: `sample_sums` with `shift=1` and `source=`. Metric: `language_modeling`.
+Collator: `DataCollatorForSeq2Seq`; the labels of the prompt are -100.
+
+Needs: a causal language model whose forward takes `logits_to_keep`. Options: --data, a JSON-lines file with `prompt`
+and `completion`; --model; --samples; all TrainingArguments. The defaults are sections of Python's manual, where the
+title is the prompt, and a small random Llama.
 """
 
 import json
@@ -44,11 +50,11 @@ def make_trainer(options, args):
     for text, completion in pairs[: options.samples]:
         prompt, answer = (tokenizer(part, truncation=True, max_length=64).input_ids for part in (text, completion))
         rows.append({"input_ids": prompt + answer, "labels": [-100] * len(prompt) + answer})
-    source = hidden_states(model)  # source.remove() gives the model its logits back
+    source = hidden_states(model)  # source.remove() restores the model's full logits
     return transformers.Trainer(
         model=model,
         args=args,
-        train_dataset=[row for place, row in enumerate(rows) if place % 8],
+        train_dataset=[row for index, row in enumerate(rows) if index % 8],
         eval_dataset=rows[::8],
         data_collator=transformers.DataCollatorForSeq2Seq(tokenizer),
         compute_loss_func=partial(causal_lm_loss, source=source),
@@ -63,7 +69,7 @@ def main(argv=None):
     trainer = make_trainer(*parser.parse_args_into_dataclasses(argv))
     trainer.train()
     scores = trainer.evaluate()
-    print(f"perplexity {scores['eval_perplexity']:.2f} over {scores['eval_tokens']:.0f} tokens of completions")
+    print(f"perplexity {scores['eval_perplexity']:.2f} over {scores['eval_tokens']:.0f} completion tokens")
     return scores
 
 

@@ -1,8 +1,15 @@
-"""Distil a language model into a smaller one from its best tokens, which are stored once: no second model in training.
+"""Distil a language model into a smaller one from stored top-k log-probabilities of the teacher.
 
-Needs: --data, a text file; --teacher and --model, causal language models with one tokenizer. Without them: Python's
-manual, a small Llama as the teacher, trained first, and a smaller one. TrainingArguments are options too.
-Of each position k ids and log-probabilities are kept, and all other tokens count as one more.
+The teacher runs once before training: for each position the ids and log-probabilities of its k most likely tokens are
+stored, and the rest of its probability counts as one more token. Training needs no teacher in memory.
+
+Loss: `distillation_loss` with a weighted sum of cross-entropy and divergence as its term. Reducer: `sample_sums` with
+`shift=1`. Metric: `language_modeling`. Collator: `with_extras`, which adds the teacher's columns to the labels; the
+Trainer needs `remove_unused_columns=False` for them.
+
+Needs: a teacher and a student with one tokenizer. Options: --data, a text file; --teacher and --model, causal language
+models; --samples; all TrainingArguments. The defaults are Python's manual, a small Llama as the teacher, which is
+trained first, and a smaller one as the student.
 """
 
 from dataclasses import make_dataclass
@@ -37,7 +44,7 @@ def load_model(path, layers):
 
 
 @torch.no_grad()
-def with_best_tokens(rows, teacher, k):
+def with_top_tokens(rows, teacher, k):
     for row in tqdm(rows, desc="teacher", unit="block"):
         logits = teacher(input_ids=torch.tensor([row["input_ids"]], device=teacher.device)).logits[0].float()
         log_probs, ids = logits.log_softmax(-1).topk(k)
@@ -47,12 +54,12 @@ def with_best_tokens(rows, teacher, k):
 def make_trainer(options, args):
     (model, tokenizer), (teacher, _) = load_model(options.model, layers=1), load_model(options.teacher, layers=2)
     ids = tokenizer(Path(options.data).read_text("utf-8") if options.data else "\n\n".join(topics.values())).input_ids
-    blocks = [ids[at : at + 64] for at in range(0, len(ids) - 63, 64)][: options.samples]
+    blocks = [ids[start : start + 64] for start in range(0, len(ids) - 63, 64)][: options.samples]
     rows = [{"input_ids": block, "labels": block} for block in blocks]
     cut = len(rows) * 4 // 5
     if not options.teacher:
         transformers.Trainer(teacher, args, train_dataset=rows[:cut], compute_loss_func=causal_lm_loss).train()
-    rows = list(with_best_tokens(rows, teacher.eval().to(args.device), k=16))
+    rows = list(with_top_tokens(rows, teacher.eval().to(args.device), k=16))
     return transformers.Trainer(
         model=model,
         args=args,
@@ -73,7 +80,7 @@ def main(argv=None):
     trainer = make_trainer(*parser.parse_args_into_dataclasses(argv))
     trainer.train()
     scores = trainer.evaluate()
-    print(f"perplexity of the student {scores['eval_perplexity']:.1f}")
+    print(f"student perplexity {scores['eval_perplexity']:.1f}")
     return scores
 
 

@@ -1,8 +1,14 @@
-"""Train on preferences (DPO): the reference model is asked once, before training, and is then out of memory.
+"""Train on preference pairs with DPO, with the reference model's log-probabilities computed before training.
 
-Needs: --data, a JSON-lines file with prompt, chosen and rejected; --model, a causal language model. Without them:
-sections of Python's manual, whose next sentences are chosen and those of another section rejected, and a small random
-Llama. TrainingArguments are options too.
+The reference is the model before training. It is scored once, so that no second model is in memory during training.
+
+Loss: `preference_loss` with `objective=partial(dpo, beta=0.1)`. Reducer: `preference_rewards` with `shift=1` and the
+same `beta`. Metric: `preferences`. Collator: `stack_pairs` around `DataCollatorForSeq2Seq`; the Trainer needs
+`remove_unused_columns=False` for the pairs.
+
+Needs: a causal language model. Options: --data, a JSON-lines file with `prompt`, `chosen` and `rejected`; --model;
+--samples; all TrainingArguments. The defaults are sections of Python's manual, where the true continuation is chosen
+and that of another section is rejected, and a small random Llama.
 """
 
 import json
@@ -41,8 +47,8 @@ def load_model(path):
 
 
 def encode(tokenizer, prompt, completion):
-    before, after = (tokenizer(text, truncation=True, max_length=64).input_ids for text in (prompt, completion))
-    return {"input_ids": before + after, "labels": [-100] * len(before) + after}
+    context, answer = (tokenizer(text, truncation=True, max_length=64).input_ids for text in (prompt, completion))
+    return {"input_ids": context + answer, "labels": [-100] * len(context) + answer}
 
 
 def make_trainer(options, args):
@@ -54,8 +60,8 @@ def make_trainer(options, args):
     return transformers.Trainer(
         model=model,
         args=args,
-        train_dataset=[rows[place] for place in range(len(rows)) if place % 8],
-        eval_dataset=[rows[place] for place in range(0, len(rows), 8)],
+        train_dataset=[rows[index] for index in range(len(rows)) if index % 8],
+        eval_dataset=[rows[index] for index in range(0, len(rows), 8)],
         data_collator=collator,
         compute_loss_func=partial(preference_loss, objective=partial(dpo, beta=0.1)),
         preprocess_logits_for_metrics=partial(preference_rewards, shift=1, beta=0.1),
@@ -69,7 +75,7 @@ def main(argv=None):
     trainer = make_trainer(*parser.parse_args_into_dataclasses(argv))
     trainer.train()
     scores = trainer.evaluate()
-    print(f"the chosen one is ahead in {scores['eval_reward_accuracy']:.3f}, by {scores['eval_reward_margin']:.3f}")
+    print(f"reward accuracy {scores['eval_reward_accuracy']:.3f}, reward margin {scores['eval_reward_margin']:.3f}")
     return scores
 
 

@@ -1,8 +1,14 @@
-"""Stop when the perplexity of held-out text no longer falls, and keep the best model.
+"""Stop training when the perplexity of held-out text no longer falls, and keep the best model.
 
-Needs: --data, a text file; --model, a causal language model. Without them: Python's manual and a small random Llama.
-TrainingArguments are options too. Left alone, the Trainer takes "perplexity" for a score that is better when it is
-greater, and keeps the worst model; `best_model_kwargs` says otherwise.
+By default the Trainer takes a metric for better when it is greater, unless its name ends in "loss", and so keeps the
+checkpoint with the worst perplexity. `best_model_kwargs("perplexity")` sets `metric_for_best_model` and
+`greater_is_better` correctly.
+
+Loss: `causal_lm_loss`. Reducer: `sample_sums` with `shift=1`. Metric: `language_modeling`. Collator: `mask_first_label`
+around `DataCollatorForSeq2Seq`. Callback: `EarlyStoppingCallback`.
+
+Needs: a causal language model. Options: --data, a text file; --model; --samples; all TrainingArguments. The defaults
+are Python's manual and a small random Llama.
 """
 
 from dataclasses import make_dataclass
@@ -35,14 +41,15 @@ def load_model(path):
 def make_trainer(options, args):
     model, tokenizer = load_model(options.model)
     ids = tokenizer(Path(options.data).read_text("utf-8") if options.data else "\n\n".join(topics.values())).input_ids
-    blocks = [ids[at : at + 64] for at in range(0, len(ids) - 63, 64)][: options.samples]
+    blocks = [ids[start : start + 64] for start in range(0, len(ids) - 63, 64)][: options.samples]
     rows = [{"input_ids": block, "labels": block} for block in blocks]
     return transformers.Trainer(
         model=model,
         args=args,
-        train_dataset=[row for place, row in enumerate(rows) if place % 5],
+        train_dataset=[row for index, row in enumerate(rows) if index % 5],
         eval_dataset=rows[::5],
-        data_collator=mask_first_label(transformers.DataCollatorForSeq2Seq(tokenizer)),  # GPT-2 is counted right
+        # The first label is never predicted, but the Trainer counts it for some models, GPT-2 among them.
+        data_collator=mask_first_label(transformers.DataCollatorForSeq2Seq(tokenizer)),
         compute_loss_func=causal_lm_loss,
         preprocess_logits_for_metrics=partial(sample_sums, shift=1),
         compute_metrics=language_modeling(),
@@ -58,7 +65,7 @@ def main(argv=None):
     trainer = make_trainer(*parser.parse_args_into_dataclasses(argv))
     trainer.train()
     scores = trainer.evaluate()
-    print(f"best perplexity {scores['eval_perplexity']:.2f}, {trainer.state.best_model_checkpoint}")
+    print(f"best perplexity {scores['eval_perplexity']:.2f}, of {trainer.state.best_model_checkpoint}")
     return scores
 
 

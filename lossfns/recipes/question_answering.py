@@ -1,7 +1,12 @@
-"""Find answers in a context: the loss of spans, and exact match and F1 of the texts, over windows of long contexts.
+"""Train extractive question answering on windows of long contexts, and score exact match and F1.
 
-Needs: --data, SQuAD's rows as JSON lines; --model, an encoder. Without them: sentences of Python's manual that lack one
-piece of "quoted" code, to be found in their section, and a small random BERT. TrainingArguments are options too.
+Loss: `question_answering_loss`. Reducer: `spans`. Metric: `extractive_qa`, built from the examples and from their
+windows in the order of evaluation. Collator: `pack_spans` around `DataCollatorWithPadding`; the Trainer needs
+`label_names=["labels"]` to evaluate.
+
+Needs: an encoder. Options: --data, a JSON-lines file with the columns of SQuAD; --model; --samples; all
+TrainingArguments. The defaults are sentences of Python's manual, in which one piece of quoted code is replaced by
+"what" and is to be found in the section, and a small random BERT.
 """
 
 import json
@@ -34,12 +39,12 @@ def windows(tokenizer, example):
     sizes = {"truncation": "only_second", "max_length": 192, "stride": 64, "return_offsets_mapping": True}
     found = tokenizer(example["question"], example["context"], return_overflowing_tokens=True, **sizes)
     first, text = (*example["answers"]["answer_start"], -1)[0], (*example["answers"]["text"], "")[0]
-    for at, pairs in enumerate(found["offset_mapping"]):
-        offsets = [pair if part == 1 else None for pair, part in zip(pairs, found.sequence_ids(at), strict=True)]
-        ends = [found.char_to_token(at, place, 1) if text else None for place in (first, first + len(text) - 1)]
+    for index, pairs in enumerate(found["offset_mapping"]):
+        offsets = [pair if part == 1 else None for pair, part in zip(pairs, found.sequence_ids(index), strict=True)]
+        ends = [found.char_to_token(index, char, 1) if text else None for char in (first, first + len(text) - 1)]
         start, end = (0, 0) if None in ends else ends
         answer = {"start_positions": start, "end_positions": end, "example_id": example["id"]}
-        yield {name: values[at] for name, values in found.items()} | answer | {"offset_mapping": offsets}
+        yield {name: values[index] for name, values in found.items()} | answer | {"offset_mapping": offsets}
 
 
 def make_trainer(options, args):
@@ -57,7 +62,7 @@ def make_trainer(options, args):
     return transformers.Trainer(
         model=model,
         args=args,
-        train_dataset=[row for at, one in enumerate(examples) if at % 8 for row in windows(tokenizer, one)],
+        train_dataset=[row for index, one in enumerate(examples) if index % 8 for row in windows(tokenizer, one)],
         eval_dataset=features,
         data_collator=collators.pack_spans(transformers.DataCollatorWithPadding(tokenizer)),
         compute_loss_func=question_answering_loss,

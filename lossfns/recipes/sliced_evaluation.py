@@ -1,8 +1,13 @@
-"""Score a language model on every slice of the data, with intervals, from one pass over it.
+"""Score a language model on each group of the evaluation set, with confidence intervals, in one pass.
 
-Needs: --data, a JSON-lines file with text and group; --model, a causal language model. Without them: paragraphs of
-Python's manual by chapter, and a small random Llama. TrainingArguments are options too; with --max_steps the model is
-trained before. Intervals (95 %, bootstrap over texts) tell which differences between slices are more than chance.
+`by_group` scores each group, and `bootstrap` adds 95 % intervals by resampling texts, which show whether groups differ
+by more than chance.
+
+Loss: `causal_lm_loss`. Reducer: `sample_sums` with `shift=1`. Metric: `build`, which joins the scores of all texts, of
+each group, and their intervals. Collator: `mask_first_label` around `DataCollatorForSeq2Seq`.
+
+Needs: a causal language model. Options: --data, a JSON-lines file with `text` and `group`; --model; --samples; all
+TrainingArguments. The defaults are paragraphs of Python's manual, grouped by chapter, and a small random Llama.
 """
 
 import json
@@ -52,7 +57,8 @@ def make_trainer(options, args):
         args=args,
         train_dataset=rows[1::2],
         eval_dataset=rows[::2],
-        data_collator=mask_first_label(transformers.DataCollatorForSeq2Seq(tokenizer)),  # GPT-2 is counted right
+        # The first label is never predicted, but the Trainer counts it for some models, GPT-2 among them.
+        data_collator=mask_first_label(transformers.DataCollatorForSeq2Seq(tokenizer)),
         compute_loss_func=causal_lm_loss,
         preprocess_logits_for_metrics=partial(sample_sums, shift=1),
         compute_metrics=build(score, by_group(score, held_out), by_group(bootstrap(score), held_out)),
@@ -65,10 +71,10 @@ def main(argv=None):
     trainer = make_trainer(*parser.parse_args_into_dataclasses(argv))
     trainer.train()
     scores = trainer.evaluate()
-    print(f"perplexity {scores['eval_perplexity']:.1f}")
+    print(f"{'all texts':20} {scores['eval_perplexity']:8.1f} perplexity")
     for group in sorted({name.partition("/")[2] for name in scores if "/" in name}):
         low, value, high = (scores[f"eval_perplexity{end}/{group}"] for end in ("_low", "", "_high"))
-        print(f"{group:20} {value:8.1f} ({low:.1f} to {high:.1f})")
+        print(f"{group:20} {value:8.1f} (95 % interval {low:.1f} to {high:.1f})")
     return scores
 
 

@@ -1,8 +1,14 @@
-"""Classify texts with a causal language model of a large vocabulary (Qwen2.5), which answers with a letter or two.
+"""Classify texts with a causal language model of a large vocabulary (Qwen2.5), which answers with one token per class.
 
-Needs: --data, a CSV file with the columns text and label; --model, a causal language model. Without them: paragraphs of
-Python's manual, each to be put into its chapter, and a small random Qwen2. TrainingArguments are options too.
-Left alone, the Trainer keeps 151,936 logits for each token of the evaluation set, here a few numbers a text.
+With `compute_metrics` alone the Trainer keeps 151,936 logits per token of the evaluation set. With the reducer
+`answer_logits` it keeps one probability per class and text.
+
+Loss: `causal_lm_loss` with cross-entropy and z-loss as its term. Reducer: `answer_logits` with the ids of the answer
+tokens and `shift=1`. Metric: `classification` on the answers that the reducer returns. Collator:
+`DataCollatorForSeq2Seq`; all labels but the answer are -100.
+
+Needs: a causal language model. Options: --data, a CSV file with the columns `text` and `label`; --model; --samples; all
+TrainingArguments. The defaults are paragraphs of Python's manual, whose chapter is the class, and a small random Qwen2.
 """
 
 import csv
@@ -43,10 +49,9 @@ def make_trainer(options, args):
     texts, (model, tokenizer) = load_texts(options.data), load_model(options.model)
     texts = texts[:: max(1, len(texts) // options.samples)]
     names = sorted({label for _, label in texts})
+    # One token per class, the shortest first: A, B, ..., z, then tokens of two letters.
     words = sorted((len(word), word) for word in tokenizer.get_vocab() if word.isascii() and word.isalpha())
-    answers = tokenizer.convert_tokens_to_ids(
-        [word for _, word in words[: len(names)]]
-    )  # A, B, ..., z, and longer ones
+    answers = tokenizer.convert_tokens_to_ids([word for _, word in words[: len(names)]])
     rows = []
     for text, label in texts:
         ids = tokenizer(text, truncation=True, max_length=96).input_ids
@@ -55,7 +60,7 @@ def make_trainer(options, args):
     return transformers.Trainer(
         model=model,
         args=args,
-        train_dataset=[row for place, row in enumerate(rows) if place % 5],
+        train_dataset=[row for index, row in enumerate(rows) if index % 5],
         eval_dataset=rows[::5],
         data_collator=transformers.DataCollatorForSeq2Seq(tokenizer),
         compute_loss_func=partial(causal_lm_loss, term=weighted_sum((1.0, cross_entropy), (1e-4, z_loss))),

@@ -1,8 +1,11 @@
-"""Tag tokens and score entities: those that are found whole, with their type.
+"""Train token classification, and score entities: an entity is correct if its words and its type are.
 
-Needs: --data, a CoNLL file (a word and its IOB2 tag a line, an empty line after each sentence); --model, an encoder.
-Without them: Python's manual, where "quoted" code and *starred* terms are the entities and lose their marks, and a
-small random BERT. TrainingArguments are options too.
+Loss: `token_classification_loss`. Reducer: `argmax` with `shift=0`. Metric: `entity_f1` with the model's `id2label`.
+Collator: `DataCollatorForTokenClassification`; the first piece of a word has its label, the others have -100.
+
+Needs: an encoder. Options: --data, a CoNLL file (one word and its IOB2 tag per line, an empty line after each
+sentence); --model; --samples; all TrainingArguments. The defaults are Python's manual, in which "quoted" code and
+*starred* terms are the entities and lose their marks, and a small random BERT.
 """
 
 import re
@@ -33,7 +36,7 @@ def load_sentences(path):
 
 
 def load_model(path, names):
-    labels = {"id2label": dict(enumerate(names)), "label2id": {name: place for place, name in enumerate(names)}}
+    labels = {"id2label": dict(enumerate(names)), "label2id": {name: index for index, name in enumerate(names)}}
     if path:
         model = transformers.AutoModelForTokenClassification.from_pretrained(path, **labels)
         return model, transformers.AutoTokenizer.from_pretrained(path)
@@ -50,13 +53,13 @@ def make_trainer(options, args):
     rows = []
     for words, tags in (zip(*sentence, strict=True) for sentence in sentences):
         found = tokenizer(words, is_split_into_words=True, truncation=True, max_length=128)
-        pairs = pairwise([None, *found.word_ids()])  # the first piece of a word has its label
+        pairs = pairwise([None, *found.word_ids()])  # only the first piece of a word has a label
         labels = [-100 if word in (None, last) else model.config.label2id[tags[word]] for last, word in pairs]
         rows.append({"input_ids": found.input_ids, "labels": labels})
     return transformers.Trainer(
         model=model,
         args=args,
-        train_dataset=[row for place, row in enumerate(rows) if place % 8],
+        train_dataset=[row for index, row in enumerate(rows) if index % 8],
         eval_dataset=rows[::8],
         data_collator=transformers.DataCollatorForTokenClassification(tokenizer),
         compute_loss_func=token_classification_loss,
@@ -71,7 +74,7 @@ def main(argv=None):
     trainer = make_trainer(*parser.parse_args_into_dataclasses(argv))
     trainer.train()
     scores = trainer.evaluate()
-    print(f"F1 {scores['eval_entity_f1']:.3f} of {scores['eval_entities']:.0f} entities")
+    print(f"entity F1 {scores['eval_entity_f1']:.3f} over {scores['eval_entities']:.0f} entities")
     return scores
 
 

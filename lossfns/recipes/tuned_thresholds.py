@@ -1,8 +1,13 @@
-"""Classify with weights and focal loss where every label is rare, then tune the thresholds that decide.
+"""Train multi-label classification of rare labels with `pos_weight` and focal loss, and tune the thresholds.
 
-Needs: scikit-learn; --data, a CSV file without a header, numbers with a class id in the last column. Without it: 1,797
-handwritten digits, with ten yes-or-no labels each. TrainingArguments are options too.
-Thresholds are tuned on one part of the held-out samples and scored on the other.
+The thresholds are tuned on one half of the held-out samples and scored on the other.
+
+Loss: `multi_label_loss` with `term=partial(focal, gamma=...)` and `pos_weight=balanced_pos_weight(...)`. Reducer:
+`probabilities` with `multi_label=True`. Metric: `multi_label`, then again with `threshold=tuned_thresholds(...)`.
+Collator: the default one. A model whose forward has no `labels` argument needs `label_names=["labels"]`.
+
+Needs: scikit-learn. Options: --data, a CSV file without a header, with numbers and a class id in the last column;
+--samples; --gamma; all TrainingArguments. The default is 1,797 handwritten digits with ten yes-or-no labels each.
 """
 
 from dataclasses import make_dataclass
@@ -21,7 +26,7 @@ Options = make_dataclass("Options", [("data", str, ""), ("samples", int, 2_000),
 
 
 class Perceptron(torch.nn.Module):
-    """Any module will do that returns a dict with logits."""
+    """A model of your own: its forward returns a dict with `logits`."""
 
     def __init__(self, features, classes):
         super().__init__()
@@ -67,7 +72,7 @@ def main(argv=None):
     thresholds = tuned_thresholds(tuning.predictions["probabilities"], tuning.label_ids)
     before = multi_label(len(thresholds))(test)
     scores = multi_label(len(thresholds), threshold=thresholds)(test)
-    print(f"macro F1 {before['f1_macro']:.3f} at 0.5, {scores['f1_macro']:.3f} with tuned thresholds")
+    print(f"macro F1 {before['f1_macro']:.3f} with thresholds of 0.5, {scores['f1_macro']:.3f} with tuned ones")
     return {**scores, "untuned_f1_macro": before["f1_macro"]}
 
 

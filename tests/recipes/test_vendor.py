@@ -1,257 +1,232 @@
-"""A vendored file holds what its functions need and nothing else, and works where this project is not installed."""
+"""The vendored packages work where this project is not installed, and next to it."""
 
 import ast
 import doctest
 import importlib
 import json
+import pickle
+import re
 import subprocess
 import sys
 import sysconfig
 
 import pytest
+import torch
 
 import lossfns
 import metrics
 import reducers
-from lossfns.recipes import _sources
+from lossfns.recipes import _vendor
 from lossfns.recipes.__main__ import main
-from lossfns.recipes._vendor import vendor
+from lossfns.recipes._vendor import PACKAGES, vendor
 
-EXPORTS = [f"{package.__name__}.{name}" for package in (lossfns, reducers, metrics) for name in package.__all__]
+PROJECT = (lossfns, reducers, metrics)
 
-# Imports each file by its path and runs one docstring's example in it; imports of ours in the example give that file.
-WORKER = """
-import doctest, importlib.util, json, sys, types
-sys.path[:0] = json.loads(sys.argv[1])
-missing = [name for name in ("lossfns", "reducers", "metrics") if importlib.util.find_spec(name) is None]
-verdicts = {"missing": missing}
-import numpy, torch
-from torch import nn
-for name, path in json.loads(sys.stdin.read()).items():
-    try:
-        spec = importlib.util.spec_from_file_location(name.replace(".", "_"), path)
-        module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        for package in ("lossfns", "lossfns.collators", "reducers", "metrics"):
-            sys.modules[package] = module
-        last = name.rpartition(".")[2]
-        scope = {"np": numpy, "torch": torch, "nn": nn, "SimpleNamespace": types.SimpleNamespace}
-        scope |= vars(module)
-        example = doctest.DocTestParser().get_doctest(getattr(module, last).__doc__ or "", scope, name, path, 0)
-        said = []
-        runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS, verbose=False)
-        runner.run(example, out=said.append)
-        verdicts[name] = "".join(said) if runner.failures else len(example.examples)
-    except Exception as error:
-        verdicts[name] = f"{type(error).__name__}: {error}"
-print(json.dumps(verdicts))
+TRAIN = """
+import torch
+from functools import partial
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments, default_data_collator
+from mylib._vendor.lossfns import causal_lm_loss
+from mylib._vendor.metrics import language_modeling
+from mylib._vendor.reducers import sample_sums
+
+torch.manual_seed(0)
+model = LlamaForCausalLM(
+    LlamaConfig(vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
+)
+before = model.lm_head.weight.detach().clone()
+rows = [{"input_ids": row, "labels": row} for row in torch.arange(40).view(4, 10).tolist()]
+settings = {"use_cpu": True, "max_steps": 1, "report_to": "none", "save_strategy": "no", "disable_tqdm": True}
+trainer = Trainer(
+    model,
+    TrainingArguments(sys.argv[2], **settings),
+    data_collator=default_data_collator,
+    train_dataset=rows,
+    eval_dataset=rows,
+    compute_loss_func=causal_lm_loss,
+    preprocess_logits_for_metrics=partial(sample_sums, shift=1),
+    compute_metrics=language_modeling(),
+)
+trainer.train()
+moved = float((model.lm_head.weight - before).abs().max())
+scores = trainer.evaluate()
+with torch.no_grad():
+    logits = model(torch.arange(40).view(4, 10)).logits.double()
+nll = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), torch.arange(40).view(4, 10)[:, 1:].flatten())
+found = {name: scores[f"eval_{name}"] for name in ("nll_loss", "tokens")}
+found |= {"moved": moved, "expected": float(nll)}
+"""
+
+EXAMPLES = """
+import contextlib, doctest, importlib, io, pkgutil
+import mylib._vendor as vendored
+
+said, attempted = io.StringIO(), 0
+for module in pkgutil.walk_packages(vendored.__path__, "mylib._vendor."):
+    if not module.name.endswith("__main__"):
+        with contextlib.redirect_stdout(said):
+            flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+            attempted += doctest.testmod(importlib.import_module(module.name), optionflags=flags).attempted
+print(json.dumps(found | {"attempted": attempted, "failures": said.getvalue()}))
 """
 
 
-def alone(script, *arguments, stdin=None):
-    """Run a script in a Python that knows the libraries and not this project: without .pth files, and elsewhere."""
-    libraries = json.dumps([sysconfig.get_paths()[kind] for kind in ("purelib", "platlib")])
+def run(script, folder):
+    """Return the JSON that a script prints last, in a process that imports from the libraries and `folder` only.
+
+    `-S` leaves out the `.pth` files of site-packages, and with them an editable install of this project.
+    """
+    paths = json.dumps([str(folder), *(sysconfig.get_paths()[kind] for kind in ("purelib", "platlib"))])
+    preamble = "import importlib.util, json, sys\nsys.path[:0] = json.loads(sys.argv[1])\n"
+    preamble += f"assert not any(map(importlib.util.find_spec, {PACKAGES}))\n"
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", script, libraries, *arguments],
-        input=stdin,
+        [sys.executable, "-I", "-S", "-c", preamble + script, paths, str(folder / "output")],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=250,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def needed_by_the_example(name):
-    """The function, and what its example takes from this project: by an import, or because its module has it."""
-    package, _, last = name.partition(".")
-    function = getattr(importlib.import_module(package), last)
-    examples = doctest.DocTestParser().get_examples(function.__doc__ or "")
-    places = set()
-    for node in ast.walk(ast.parse("".join(example.source for example in examples))):
-        if isinstance(node, ast.ImportFrom):
-            places |= {place for _, place in _sources.imported(node, "")}
-        elif isinstance(node, ast.Name):
-            places.add(_sources.find(function.__module__, node.id))
-    others = {f"{place.module}.{place.name}" for place in places if place and place.inside and place.name != last}
-    return [name, *sorted(others)]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
-def verdicts(tmp_path_factory):
+def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("vendored")
-    files = {}
-    for name in EXPORTS:
-        files[name] = str(folder / f"{name}.py")
-        (folder / f"{name}.py").write_text(vendor(needed_by_the_example(name)), encoding="utf-8")
-    (folder / "broken.py").write_text("def broken():\n    '''\n    >>> broken()\n    1\n    '''\n    return IGNORED\n")
-    files["broken"] = str(folder / "broken.py")
-    return json.loads(alone(WORKER, stdin=json.dumps(files)))
+    vendor(folder / "mylib" / "_vendor")
+    return folder
 
 
-def test_the_project_is_not_there(verdicts):
-    assert verdicts["missing"] == list(_sources.PACKAGES)
-
-
-def test_a_file_that_lacks_a_name_would_be_seen(verdicts):
-    assert "NameError" in verdicts["broken"]
-
-
-@pytest.mark.parametrize("name", EXPORTS)
-def test_every_export_works_alone(verdicts, name):
-    """Its own example gives what its docstring says."""
-    assert isinstance(verdicts[name], int), verdicts[name]
-
-
-def test_examples_were_run(verdicts):
-    assert sum(verdicts[name] > 0 for name in EXPORTS) > 0.9 * len(EXPORTS)
-
-
-def test_a_vendored_loss_passes_the_vendored_rules(tmp_path):
-    """The commands of the documentation; the loss and what checks it know nothing of each other."""
-    for names, file in (
-        (["causal_lm_loss", "reducers.sample_sums"], "mine"),
-        (["lossfns.testing.check_loss"], "rules"),
-    ):
-        (tmp_path / f"{file}.py").write_text(vendor(names), encoding="utf-8")
-    script = """
-import json, sys
-sys.path[:0] = [*json.loads(sys.argv[1]), sys.argv[2]]
-import torch
-from mine import causal_lm_loss, sample_sums
-from rules import check_loss
-print(check_loss(causal_lm_loss, "causal_lm"))
-def mean_loss(outputs, labels, num_items_in_batch=None):
-    return causal_lm_loss(outputs, labels)
-try:
-    check_loss(mean_loss, "causal_lm")
-except AssertionError as error:
-    print(error)
-print(sample_sums(torch.zeros(1, 3, 4), torch.tensor([[0, 0, 2]]), shift=1)["tokens"].tolist())
-assert not {"lossfns", "reducers", "metrics"} & sys.modules.keys()
-"""
-    printed = alone(script, str(tmp_path))
-    assert "mean_loss breaks the rule `count_given`" in printed
-    assert printed.rstrip().endswith("[2.0]")
-
-
-def test_all_of_a_package_fits_one_file():
-    """Names that mean different things in different modules are told apart."""
-    text = vendor([f"metrics.{name}" for name in metrics.__all__])
+def absolute_imports(text):
+    """Return the lines that import one of the packages by its absolute name, in code or in docstring examples."""
     tree = ast.parse(text)
-    defined = [name for node in tree.body if not isinstance(node, ast.Expr) for name in _sources.bound(node)]
-    assert len(set(defined)) == len(defined)
-    assert "DIRECTIONS_of_language" in defined
-    assert "find_of_keys" in defined
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    docs = [ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, documented)]
+    examples = "".join(example.source for doc in docs for example in doctest.DocTestParser().get_examples(doc))
+    found = []
+    for node in (*ast.walk(tree), *ast.walk(ast.parse(examples))):
+        if isinstance(node, ast.ImportFrom):
+            names = [node.module or ""] if node.level == 0 else []
+        else:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        found += [ast.unparse(node) for name in names if name.partition(".")[0] in PACKAGES]
+    return found
 
 
-def test_the_header_says_where_it_comes_from():
-    first, second, future, *_ = vendor(["cross_entropy"]).splitlines()
-    assert first == f"# SPDX-License-Identifier: Apache-2.0, from lossfns {importlib.metadata.version('lossfns')}:"
-    assert second == "# python -m lossfns.recipes vendor cross_entropy"
-    assert future == "from __future__ import annotations"
+def test_no_absolute_import_between_the_packages_remains(folder):
+    remaining = {
+        str(path.relative_to(folder)): found
+        for path in folder.rglob("*.py")
+        if (found := absolute_imports(path.read_text(encoding="utf-8")))
+    }
+    assert not remaining, "write `from package import name` or `import package`, each on a line of its own"
 
 
-def test_only_what_is_needed():
-    text = vendor(["cross_entropy"])
-    assert [node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)] == ["cross_entropy"]
-    assert "import inspect" not in text
-
-
-@pytest.mark.parametrize("names", [["causal_lm_loss", "reducers.sample_sums"], ["metrics.by_group"], ["hidden_states"]])
-def test_imports_are_sorted_and_every_name_is_known(tmp_path, names):
-    (tmp_path / "mine.py").write_text(vendor(names), encoding="utf-8")
-    ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--line-length=120", "--select=F,I", str(tmp_path)]
-    done = subprocess.run(ruff, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-
-
-@pytest.mark.parametrize("name", ["causal_lm_los", "reducers.sample_sum", "numpy.array", "lossfns.testing"])
-def test_an_unknown_name_is_refused(name):
-    with pytest.raises(ValueError, match="did you mean"):
-        vendor([name])
-
-
-def made(monkeypatch, **modules):
-    """Modules of this project that consist of these lines only."""
-    parsed = {}
-    for name, text in modules.items():
-        parsed[f"lossfns.{name}"] = _sources.parse(f"lossfns.{name}", text.encode(), "lossfns")
-    monkeypatch.setattr(_sources, "read", parsed.__getitem__)
-    monkeypatch.setattr("lossfns.recipes._vendor.read", parsed.__getitem__)
-
-
-def run(text):
-    scope = {"__name__": "vendored"}
-    exec(text, scope)
-    return scope
-
-
-def test_locals_keep_their_names(monkeypatch):
-    """A parameter, a comprehension and a class body may be called like something at the top of a module."""
-    made(
-        monkeypatch,
-        one="""
-from ._two import size as other
-size = 3
-class Box:
-    size = 5
-    def get(self, other=size): return [size for size in (1, 2)], other, size
-def wanted(size): return size, other(), (lambda other: other)(7), Box().get(), Box.size, inner()
-def inner(): return size
-""",
-        _two="def size(): return 2\n",
-    )
-    text = vendor(["lossfns.one.wanted"])
-    assert run(text)["wanted"](9) == (9, 2, 7, ([1, 2], 5, 3), 5, 3)
-    assert "size_of_two" in text
-    assert "size_of_one" in text
-
-
-def test_an_import_inside_a_function_becomes_the_files_own(monkeypatch):
-    """Also where two modules know each other, one of them for types only."""
-    made(
-        monkeypatch,
-        one="def wanted():\n    import math\n    from .two import f as g\n    return g(), math.floor(1.5)\n",
-        two="if TYPE_CHECKING:\n    from .one import wanted\ndef f(x: wanted = 3): return x\n",
-    )
-    text = vendor(["lossfns.one.wanted"])
-    assert run(text)["wanted"]() == (3, 1)
-    assert "from .two" not in text
-
-
-def test_a_name_of_the_language_is_not_taken(monkeypatch):
-    made(
-        monkeypatch,
-        one="from .two import shorter\ndef wanted(): return shorter([1, 2]), len([3])\n",
-        two="def len(x): return 0\ndef shorter(x): return len(x)\n",
-    )
-    assert run(vendor(["lossfns.one.wanted"]))["wanted"]() == (0, 1)
+def test_absolute_imports_are_found_in_code_and_in_examples():
+    docstring = "'''Do.\n\n    >>> from lossfns import focal\n    '''"
+    text = f"import os, metrics.text\ndef f():\n    {docstring}\n    import reducers\n"
+    assert absolute_imports(text) == ["import os, metrics.text", "import reducers", "from lossfns import focal"]
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("line", "expected"),
     [
-        ("def wanted(): return nowhere\n", "nowhere is bound in a way"),
-        ("import json as np\nfrom .two import f\ndef wanted(): return np, f()\n", "vendor them apart"),
+        ("from lossfns import focal", "from ..lossfns import focal"),
+        ("    from lossfns._core.rows import (", "    from ..lossfns._core.rows import ("),
+        ("    >>> from metrics import build", "    >>> from ..metrics import build"),
+        ("    import reducers", "    from .. import reducers"),
+        ("import metrics as scores", "from .. import metrics as scores"),
+        ("from .sums import sample_sums", "from .sums import sample_sums"),
+        ("from lossfnsx import a", "from lossfnsx import a"),
+        ('raise ValueError("wrap it in lossfns.collators")', 'raise ValueError("wrap it in lossfns.collators")'),
     ],
 )
-def test_what_cannot_be_followed_is_refused(monkeypatch, text, message):
-    made(monkeypatch, one=text, two="import numpy as np\ndef f(): return np\n")
-    with pytest.raises(ValueError, match=message):
-        vendor(["lossfns.one.wanted"])
+def test_imports_are_rewritten_and_other_text_is_kept(tmp_path, monkeypatch, line, expected):
+    monkeypatch.setattr(_vendor, "ROOT", tmp_path / "source")
+    for package in PACKAGES:
+        (tmp_path / "source" / package).mkdir(parents=True)
+    (tmp_path / "source" / "reducers" / "sums.py").write_text(f"{line}\n", encoding="utf-8")
+    vendor(tmp_path / "mine")
+    assert (tmp_path / "mine" / "reducers" / "sums.py").read_text(encoding="utf-8") == f"{expected}\n"
 
 
-def test_two_wanted_names_that_are_equal_are_refused(monkeypatch):
-    made(monkeypatch, one="def f(): return 1\n", two="def f(): return 2\n")
-    with pytest.raises(ValueError, match="share a name"):
-        vendor(["lossfns.one.f", "lossfns.two.f"])
+@pytest.fixture(scope="module")
+def found(folder):
+    return run(TRAIN + EXAMPLES, folder)
 
 
-def test_command(capsys):
-    main(["vendor", "lossfns.collators.mask_first_label"])
-    assert capsys.readouterr().out == vendor(["lossfns.collators.mask_first_label"])
+@pytest.mark.slow
+def test_trains_a_step_where_the_project_is_not_installed(found):
+    assert found["moved"] > 0
+    assert found["tokens"] == 36
+    assert found["nll_loss"] == pytest.approx(found["expected"], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_every_example_runs_where_the_project_is_not_installed(found):
+    assert found["failures"] == ""
+    assert found["attempted"] > 200
+
+
+def test_works_next_to_the_installed_project(folder, monkeypatch):
+    monkeypatch.syspath_prepend(folder)
+    copies = {package: importlib.import_module(f"mylib._vendor.{package.__name__}") for package in PROJECT}
+    logits, labels = torch.randn(2, 5, 7), torch.randint(7, (2, 5))
+    expected = lossfns.causal_lm_loss({"logits": logits}, labels)
+    assert torch.equal(copies[lossfns].causal_lm_loss({"logits": logits}, labels), expected)
+    expected = reducers.sample_sums(logits, labels, shift=1)
+    assert torch.equal(copies[reducers].sample_sums(logits, labels, shift=1)["nll"], expected["nll"])
+    for package, name in ((lossfns, "focal"), (lossfns, "Combined"), (reducers, "argmax"), (metrics, "build")):
+        original, copy = getattr(package, name), getattr(copies[package], name)
+        assert copy is not original
+        assert copy.__module__ == f"mylib._vendor.{original.__module__}"
+        assert pickle.loads(pickle.dumps(copy)) is copy
+        assert pickle.loads(pickle.dumps(original)) is original
+
+
+def test_types_and_license_go_along_and_recipes_do_not(folder):
+    copy = folder / "mylib" / "_vendor"
+    for package in PACKAGES:
+        assert (copy / package / "py.typed").is_file()
+        assert "Apache License" in (copy / package / "LICENSE").read_text(encoding="utf-8")
+        header = (copy / package / "__init__.py").read_text(encoding="utf-8").splitlines()[:2]
+        assert header[0] == "# SPDX-License-Identifier: Apache-2.0"
+        assert re.match(r"# Copied from lossfns \d", header[1])
+    assert not (copy / "lossfns" / "recipes").exists()
+
+
+def test_a_second_copy_of_the_same_version_changes_nothing(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "__init__.py").write_text("NAME = 1\n", encoding="utf-8")
+    vendor(tmp_path / "mine")
+    first = {path: path.read_text(encoding="utf-8") for path in tmp_path.rglob("*.py")}
+    vendor(tmp_path / "mine")
+    assert {path: path.read_text(encoding="utf-8") for path in tmp_path.rglob("*.py")} == first
+    assert first[tmp_path / "mine" / "__init__.py"] == "NAME = 1\n"
+
+
+@pytest.mark.parametrize("change", ["edited", "added", "removed"])
+def test_a_different_copy_is_refused_and_kept(tmp_path, change):
+    vendor(tmp_path)
+    file = tmp_path / "reducers" / ("mine.py" if change == "added" else "sums.py")
+    file.unlink() if change == "removed" else file.write_text("NAME = 1\n", encoding="utf-8")
+    with pytest.raises(FileExistsError, match=rf"reducers exists and reducers.{file.name} in it differs"):
+        vendor(tmp_path)
+    assert file.exists() == (change != "removed")
+    assert change == "removed" or file.read_text(encoding="utf-8") == "NAME = 1\n"
+
+
+@pytest.mark.parametrize("name", ["my-lib", "class", "3d"])
+def test_a_name_that_cannot_be_imported_is_refused(tmp_path, name):
+    with pytest.raises(ValueError, match="must be a Python identifier"):
+        vendor(tmp_path / name)
+    assert not (tmp_path / name).exists()
+
+
+def test_command(tmp_path, capsys):
+    main(["vendor", str(tmp_path / "mine")])
+    assert capsys.readouterr().out == f"wrote lossfns, reducers, metrics to {tmp_path / 'mine'}\n"
+    assert (tmp_path / "mine" / "lossfns" / "__init__.py").is_file()
     with pytest.raises(SystemExit):
-        main(["vendor", "nothing"])
-    assert "there is no 'nothing'" in capsys.readouterr().err
+        main(["vendor", str(tmp_path / "my-lib")])
+    assert "got 'my-lib'" in capsys.readouterr().err
