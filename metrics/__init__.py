@@ -1,20 +1,20 @@
 """Metrics for `Trainer(compute_metrics=...)`: statistics per sample -> sums -> a flat dict of Python floats."""
 
-from ._classification import classification, multi_label
+from ._core.metric import Metric, build
 from ._glue import glue
-from ._metric import Metric, build
-from ._regression import regression
-from ._retrieval import partner_retrieval, retrieval
-from ._segmentation import segmentation
 from .adapters import from_evaluate, from_sklearn, from_torchmetrics, to_evaluate
-from .directions import best_model_kwargs
-from .entities import entity_f1
-from .extractive import extractive_qa
-from .generic import bootstrap, by_group, compare, dispatch, labels_from
+from .best_model import best_model_kwargs
+from .classification import classification, multi_label
 from .language import calibration, label_ranking, language_modeling
 from .preference import preferences
+from .question_answering import extractive_qa
+from .ranking import partner_retrieval, retrieval
+from .regression import regression
+from .resampling import bootstrap, by_group, compare, dispatch, labels_from
+from .segmentation import segmentation
 from .text import decode, summarization, text_match, transcription, translation
 from .thresholds import tuned_thresholds
+from .token_classification import entity_f1
 
 __all__ = [
     "Metric",

@@ -2,9 +2,9 @@
 
 from typing import Literal, get_args
 
-from ._classification import classification
-from ._metric import Metric
-from ._regression import regression
+from ._core.metric import Metric
+from .classification import classification
+from .regression import regression
 
 Task = Literal["cola", "sst2", "mrpc", "qqp", "stsb", "mnli", "qnli", "rte", "wnli"]
 

@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import sparse
 
-from ._arguments import check, string, table
-from ._classes import IGNORED, missing, named_predictions
-from ._evaluation import Array, Columns, describe
-from ._metric import Metric, check_metric
+from ._core.arguments import check, string, table
+from ._core.classes import IGNORED, missing, named_predictions
+from ._core.evaluation import Array, Columns, describe
+from ._core.metric import Metric, check_metric
 
 Kind = Literal["ids", "probabilities", "scores"]
 REASON = "nothing says that it adds up over samples"

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from . import _keys
-from ._arguments import integers
-from ._classes import per_sample
-from ._evaluation import Columns, describe, named_columns
-from ._metric import Metric, ratio
+from ._core import keys as _keys
+from ._core.arguments import integers
+from ._core.classes import per_sample
+from ._core.evaluation import Columns, describe, named_columns
+from ._core.metric import Metric, ratio
 
 # The columns read here and what makes `reducers.sample_sums` return them: a contract between the two packages.
 COLUMNS = {

@@ -7,10 +7,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.metrics import precision_recall_curve
 
-from ._arguments import number, numbers, sequence, string, table
-from ._classes import IGNORED
-from ._evaluation import named_columns
-from ._metric import ratio
+from ._core.arguments import number, numbers, sequence, string, table
+from ._core.classes import IGNORED
+from ._core.evaluation import named_columns
+from ._core.metric import ratio
 from .language import bin_sums, gaps
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from ._evaluation import Columns, describe, named_columns
-from ._metric import Metric, ratio
+from ._core.evaluation import Columns, describe, named_columns
+from ._core.metric import Metric, ratio
 
 # The columns read here and what returns them: a contract between the two packages.
 COLUMNS = dict.fromkeys(("reward_chosen", "reward_rejected", "pairs"), "preference_rewards, reward_scores")

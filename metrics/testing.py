@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from . import _keys
-from ._arguments import table
-from ._evaluation import Array, leaves, mapped
-from .directions import DIRECTIONS
+from ._core import keys as _keys
+from ._core.arguments import table
+from ._core.evaluation import Array, leaves, mapped
+from .best_model import DIRECTIONS
 
 if TYPE_CHECKING:
     from lossfns.testing.rules import Finding, Refusal, Report, Rule

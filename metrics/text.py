@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ._answers import exact_match, token_f1
-from ._arguments import check
-from ._classes import IGNORED, missing
-from ._evaluation import Array, Columns, describe, named_columns
-from ._metric import Metric, ratio
+from ._core.arguments import check
+from ._core.classes import IGNORED, missing
+from ._core.evaluation import Array, Columns, describe, named_columns
+from ._core.metric import Metric, ratio
 
 MATCH: dict[str, bool | None] = {"exact_match": True, "token_f1": True}
 TRANSLATION: dict[str, bool | None] = {"bleu": True, "chrf": True, "ter": False}

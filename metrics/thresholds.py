@@ -3,10 +3,10 @@
 import numpy as np
 from numpy.typing import ArrayLike
 
-from . import confusion
-from ._arguments import numbers
-from ._classification import label_pairs
-from ._evaluation import Array
+from ._core import confusion
+from ._core.arguments import numbers
+from ._core.evaluation import Array
+from .classification import label_pairs
 
 UNTUNED = 0.5
 

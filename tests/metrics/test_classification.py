@@ -16,17 +16,17 @@ from scipy import sparse
 
 import reducers
 from metrics import (
+    best_model,
     best_model_kwargs,
     bootstrap,
     build,
     by_group,
     classification,
-    directions,
     multi_label,
     tuned_thresholds,
 )
-from metrics._classification import COLUMNS
-from metrics._keys import find
+from metrics._core.keys import find
+from metrics.classification import COLUMNS
 
 from .evaluations import assert_modes_agree, cut, evaluation, sized, stream, tensors
 
@@ -499,7 +499,7 @@ METRICS = [
 @pytest.mark.parametrize("metric", METRICS, ids=["classification", "multi_label"])
 def test_every_key_has_the_direction_that_the_package_knows(metric):
     for key, direction in metric.directions.items():
-        assert directions.DIRECTIONS[find(key, directions.DIRECTIONS)] is direction
+        assert best_model.DIRECTIONS[find(key, best_model.DIRECTIONS)] is direction
         assert best_model_kwargs(f"eval_ner_{key}", build(ner=metric))["greater_is_better"] is direction
     assert best_model_kwargs("f1/PER") == {"metric_for_best_model": "f1/PER", "greater_is_better": True}
 

@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 import torch
 
-from metrics import extractive, language, language_modeling
-from metrics._keys import find
+from metrics import language, language_modeling, question_answering
+from metrics._core.keys import find
 from reducers import argmax, calibration_bins, combine, label_rank, sample_sums, spans, text_lengths
 
 from .evaluations import evaluation
@@ -46,4 +46,4 @@ def test_the_options_named_in_the_message_bring_the_scores(nested):
 
 
 def test_spans_returns_what_extractive_qa_reads_and_nothing_else():
-    assert set(spans((LOGITS[..., 0], LOGITS[..., 1]), None)) == set(extractive.COLUMNS)
+    assert set(spans((LOGITS[..., 0], LOGITS[..., 1]), None)) == set(question_answering.COLUMNS)

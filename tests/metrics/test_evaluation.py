@@ -6,7 +6,7 @@ import torch
 from transformers import EvalPrediction
 
 from metrics import Metric
-from metrics._evaluation import batches, describe, named_columns
+from metrics._core.evaluation import batches, describe, named_columns
 
 from .evaluations import evaluation
 

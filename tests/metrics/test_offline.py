@@ -22,7 +22,7 @@ import numpy as np
 import metrics
 from metrics import plots
 from tests.kit.registry import METRICS
-from tests.metrics.test_task_trainer import language
+from tests.metrics.test_in_trainer import language
 
 folder = pathlib.Path(sys.argv[1])
 for entry in METRICS:

@@ -13,8 +13,8 @@ from hypothesis.extra.numpy import arrays
 from scipy import stats
 from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score, root_mean_squared_error
 
-from metrics import best_model_kwargs, bootstrap, build, by_group, compare, directions, regression
-from metrics._regression import DIRECTIONS
+from metrics import best_model, best_model_kwargs, bootstrap, build, by_group, compare, regression
+from metrics.regression import DIRECTIONS
 
 from .evaluations import assert_modes_agree, evaluation, sized
 
@@ -289,6 +289,6 @@ def test_copies_are_equal_results_plain_and_directions_known():
     scores = metric(evaluation(*targets()))
     assert list(scores) == list(metric.directions) == list(DIRECTIONS)
     assert all(type(value) is float for value in scores.values())
-    assert DIRECTIONS.items() <= directions.DIRECTIONS.items()
+    assert DIRECTIONS.items() <= best_model.DIRECTIONS.items()
     assert best_model_kwargs("rmse")["greater_is_better"] is False
     assert best_model_kwargs("pearson")["greater_is_better"] is True

@@ -6,10 +6,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
-from ._classes import missing
-from ._evaluation import Array, Columns, describe, named_columns
-from ._metric import Metric, build, ratio
-from .confusion import mean_where, quiet
+from ._core.classes import missing
+from ._core.confusion import mean_where, quiet
+from ._core.evaluation import Array, Columns, describe, named_columns
+from ._core.metric import Metric, build, ratio
 
 MISSING = -100.0
 # Sums of squares tell a spread from rounding down to this fraction of themselves.

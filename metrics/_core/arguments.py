@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ._evaluation import Array
+from .evaluation import Array
 
 
 def check(fits: bool, name: str, wanted: str, value: Any) -> None:

@@ -18,12 +18,12 @@ from metrics import (
     classification,
     compare,
     dispatch,
-    generic,
     language_modeling,
     regression,
+    resampling,
     retrieval,
 )
-from metrics._metric import ratio
+from metrics._core.metric import ratio
 from reducers import argmax
 from tests import tiny
 
@@ -231,7 +231,7 @@ def test_units_are_one_a_sample_and_replicates_several():
 
 def test_samples_with_equal_statistics_are_drawn_as_one():
     metric = classification(3)
-    sample = generic._sample(metric, metric.columns(evaluation(np.tile(IDS, 100), np.tile(LABELS, 100))), None)
+    sample = resampling._sample(metric, metric.columns(evaluation(np.tile(IDS, 100), np.tile(LABELS, 100))), None)
     pairs, counts = np.unique(np.stack([LABELS, IDS]), axis=1, return_counts=True)
     assert sorted(sample.counts) == sorted(100 * counts)
     assert sample.columns["actual"].shape == (pairs.shape[1], 3)
@@ -251,8 +251,8 @@ def test_samples_with_other_statistics_are_not(name, sparsely):
     table = ALIKE[name]
     column = sparse.csr_array(table) if sparsely else table
     different = len(np.unique(table.view(np.int64), axis=0)) - (sparsely and name == "signs")  # no zero is stored
-    assert len(np.unique(generic._row_hash({"x": column}))) == different
-    assert len(np.unique(generic._row_hash({"one": np.ones((len(table), 1)), "x": column}))) == different
+    assert len(np.unique(resampling._row_hash({"x": column}))) == different
+    assert len(np.unique(resampling._row_hash({"one": np.ones((len(table), 1)), "x": column}))) == different
 
 
 @pytest.mark.parametrize("values", [[1.0, -1.0, -1.0, -1.0], [0.0, 1.0, 2.0, 3.0]], ids=["signs", "integers"])
@@ -306,7 +306,7 @@ def test_chunks_change_nothing(metric, monkeypatch):
         return [*grouped, compare(metric, evaluated, other, n=7)]
 
     expected = everything()
-    monkeypatch.setattr(generic, "CHUNK", 20)
+    monkeypatch.setattr(resampling, "CHUNK", 20)
     for found, scores in zip(everything(), expected, strict=True):
         assert found == pytest.approx(scores, rel=1e-12, nan_ok=True)
 

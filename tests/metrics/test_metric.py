@@ -12,7 +12,7 @@ from scipy.stats import spearmanr
 from sklearn.metrics import accuracy_score, log_loss
 
 from metrics import Metric, bootstrap, build, by_group, classification, labels_from, language_modeling, regression
-from metrics._metric import ratio
+from metrics._core.metric import ratio
 
 from .evaluations import columns, evaluation, samples
 

@@ -2,7 +2,8 @@ import re
 
 import pytest
 
-from metrics import Metric, _keys, best_model_kwargs, build, directions, language, language_modeling
+from metrics import Metric, best_model, best_model_kwargs, build, language, language_modeling
+from metrics._core import keys as _keys
 
 from .evaluations import columns, evaluation, samples
 
@@ -102,8 +103,8 @@ def test_every_key_that_is_returned_has_a_direction():
     assert len(scores) == len(language.DIRECTIONS)
     for key in scores:
         entry = "top_{k}_accuracy" if key == "top_5_accuracy" else key
-        assert directions.DIRECTIONS[entry] is language.DIRECTIONS[entry]
+        assert best_model.DIRECTIONS[entry] is language.DIRECTIONS[entry]
 
 
 def test_names_ending_in_loss_agree_with_the_trainers_guess():
-    assert all(direction is False for key, direction in directions.DIRECTIONS.items() if key.endswith("loss"))
+    assert all(direction is False for key, direction in best_model.DIRECTIONS.items() if key.endswith("loss"))

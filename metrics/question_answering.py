@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ._answers import exact_match, token_f1
-from ._arguments import check, number, numbers, sequence
-from ._classes import IGNORED
-from ._evaluation import Array, Columns, describe, named_columns
-from ._metric import Metric, Statistics
-from ._order import check_order
+from ._core.arguments import check, number, numbers, sequence
+from ._core.classes import IGNORED
+from ._core.evaluation import Array, Columns, describe, named_columns
+from ._core.metric import Metric, Statistics
+from ._core.order import check_order
 
 # The columns read here and what returns them: a contract between the two packages.
 COLUMNS = dict.fromkeys(("starts", "ends", "scores", "null_scores"), "spans")

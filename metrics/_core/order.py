@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from ._arguments import numbers
-from ._classes import IGNORED
-from ._evaluation import Array
+from .arguments import numbers
+from .classes import IGNORED
+from .evaluation import Array
 
 
 def digests(labels: Any) -> Array:

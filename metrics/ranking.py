@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ._arguments import integers, string
-from ._classes import IGNORED, missing
-from ._evaluation import Array, Columns, describe, named_columns
-from ._metric import Metric, ratio
+from ._core.arguments import integers, string
+from ._core.classes import IGNORED, missing
+from ._core.evaluation import Array, Columns, describe, named_columns
+from ._core.metric import Metric, ratio
 
 DIRECTIONS: dict[str, bool | None] = {
     "mrr": True,

@@ -361,7 +361,7 @@ def test_partners_are_found_among_all(monkeypatch):
     expected = {"mrr": np.mean([1 / rank for rank in ranks]), "recall_at_10": np.mean([rank <= 10 for rank in ranks])}
     vectors = evaluation({"queries": queries, "documents": documents}, np.zeros(30))
     for chunk in (2**24, 70):
-        monkeypatch.setattr("metrics._retrieval.CHUNK", chunk)
+        monkeypatch.setattr("metrics.ranking.CHUNK", chunk)
         scores = partner_retrieval()(vectors)
         assert {key: scores[key] for key in expected} == pytest.approx(expected, rel=1e-12)
     constant = partner_retrieval()(evaluation({"queries": np.ones((4, 2)), "documents": np.ones((4, 2))}, np.zeros(4)))

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ._classes import IGNORED, label_ids, missing, named_predictions, names_of, predicted_ids
-from ._evaluation import Array, Columns
-from ._metric import Metric
-from .confusion import scores_of_counts
+from ._core.classes import IGNORED, label_ids, missing, named_predictions, names_of, predicted_ids
+from ._core.confusion import scores_of_counts
+from ._core.evaluation import Array, Columns
+from ._core.metric import Metric
 
 KEYS = ("entity_precision", "entity_recall", "entity_f1")
 DIRECTIONS: dict[str, bool | None] = {

@@ -19,7 +19,7 @@ from metrics import (
     segmentation,
     translation,
 )
-from metrics._evaluation import mapped
+from metrics._core.evaluation import mapped
 from tests.kit import registry
 from tests.kit.registry import Entry
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ._evaluation import Array, Columns
-from ._metric import ratio
+from .evaluation import Array, Columns
+from .metric import ratio
 
 SCORES = ("precision", "recall", "f1")
 AVERAGES = ("binary", "macro", "micro", "weighted", "per_class")

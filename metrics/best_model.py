@@ -4,19 +4,19 @@ import difflib
 import re
 from typing import TypedDict
 
-from . import _keys
-from ._arguments import string
-from ._classification import DIRECTIONS as CLASSIFICATION
-from ._metric import Metric, check_metric
-from ._regression import DIRECTIONS as REGRESSION
-from ._retrieval import DIRECTIONS as RETRIEVAL
-from ._segmentation import DIRECTIONS as SEGMENTATION
-from .entities import DIRECTIONS as ENTITIES
-from .extractive import DIRECTIONS as EXTRACTIVE
+from ._core import keys as _keys
+from ._core.arguments import string
+from ._core.metric import Metric, check_metric
+from .classification import DIRECTIONS as CLASSIFICATION
 from .language import CALIBRATION, RANKING
 from .language import DIRECTIONS as LANGUAGE
 from .preference import DIRECTIONS as PREFERENCE
+from .question_answering import DIRECTIONS as EXTRACTIVE
+from .ranking import DIRECTIONS as RETRIEVAL
+from .regression import DIRECTIONS as REGRESSION
+from .segmentation import DIRECTIONS as SEGMENTATION
 from .text import DIRECTIONS as TEXT
+from .token_classification import DIRECTIONS as ENTITIES
 
 # Every key of every metric of this package.
 DIRECTIONS: dict[str, bool | None] = {

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import sparse
 
-from . import _keys
-from ._arguments import check, integer, string, table
-from ._evaluation import Array, Columns, EvalPrediction, batches, holds_tensors
+from . import keys as _keys
+from .arguments import check, integer, string, table
+from .evaluation import Array, Columns, EvalPrediction, batches, holds_tensors
 
 Statistics = Callable[[Any, Any], Mapping[str, ArrayLike]]
 Score = Callable[[Columns], Mapping[str, ArrayLike]]

@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from ._classes import class_names
-from ._classification import class_counts
-from ._evaluation import Columns
-from ._metric import Metric, ratio
-from .confusion import mean_where
+from ._core.classes import class_names
+from ._core.confusion import mean_where
+from ._core.evaluation import Columns
+from ._core.metric import Metric, ratio
+from .classification import class_counts
 
 SEGMENTATION: dict[str, bool | None] = dict.fromkeys(("mean_iou", "mean_dice", "pixel_accuracy"), True)
 DIRECTIONS: dict[str, bool | None] = {**SEGMENTATION, "iou/{label}": True, "dice/{label}": True}

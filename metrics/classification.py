@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from . import confusion
-from ._arguments import numbers, sequence
-from ._classes import (
+from ._core import confusion
+from ._core.arguments import numbers, sequence
+from ._core.classes import (
     IGNORED,
     check_probabilities,
     chosen,
@@ -26,9 +26,9 @@ from ._classes import (
     row_starts,
     tally,
 )
-from ._evaluation import Array, Columns
-from ._metric import Metric, build, ratio
-from .confusion import Counts
+from ._core.confusion import Counts
+from ._core.evaluation import Array, Columns
+from ._core.metric import Metric, build, ratio
 
 # The columns read here and the reducers that return them: a contract between the two packages.
 COLUMNS = {"confusion": "confusion_counts", "ids": "argmax", "probabilities": "probabilities"}

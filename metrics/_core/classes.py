@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from ._arguments import integer, table
-from ._evaluation import Array, Columns, describe, named_columns
+from .arguments import integer, table
+from .evaluation import Array, Columns, describe, named_columns
 
 IGNORED = -100
 # How far a softmax may be from a sum of 1: each probability rounded to bfloat16 is off by up to this part of itself.

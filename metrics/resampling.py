@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import sparse
 
-from ._arguments import integer, named_places, sequence, string
-from ._evaluation import Array, Columns, EvalPrediction, batches, describe, named_columns
-from ._metric import Metric, Statistics, check_metric
-from ._order import check_order, digests
+from ._core.arguments import integer, named_places, sequence, string
+from ._core.evaluation import Array, Columns, EvalPrediction, batches, describe, named_columns
+from ._core.metric import Metric, Statistics, check_metric
+from ._core.order import check_order, digests
 
 CONFIDENCE = 0.95
 # Numbers in the matrix of weights that is held at once.
