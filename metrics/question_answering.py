@@ -1,25 +1,24 @@
-"""Extractive question answering in the stock Trainer: from the best spans of windows to answers and their scores."""
+"""Extractive question answering: from the best spans of windows to answers and their scores."""
 
-from collections.abc import Hashable, Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from reprlib import repr as short
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ._answers import exact_match, token_f1
-from ._core.arguments import check, number, numbers, sequence
-from ._core.classes import IGNORED
-from ._core.evaluation import Array, Columns, describe, named_columns
-from ._core.metric import Metric, Statistics
+from ._core.arguments import check, numbers, sequence
+from ._core.evaluation import IGNORED, Array, Columns, describe, missing, named_columns
+from ._core.metric import Metric
 from ._core.order import check_order
+from .text import exact_match, token_f1
 
-# The columns read here and what returns them: a contract between the two packages.
+# The columns that are read and the reducer that returns them: a contract between the two packages.
 COLUMNS = dict.fromkeys(("starts", "ends", "scores", "null_scores"), "spans")
 
 SCORES = ("exact_match", "token_f1")
-DIRECTIONS: dict[str, bool | None] = dict.fromkeys(
+HIGHER_IS_BETTER: dict[str, bool | None] = dict.fromkeys(
     (*SCORES, *(f"answerable_{key}" for key in SCORES), "unanswerable_exact_match"), True
 )
 POSITIONS = ("start_positions", "end_positions")
@@ -27,7 +26,10 @@ POSITIONS = ("start_positions", "end_positions")
 
 @dataclass(frozen=True, eq=False)
 class Questions:
-    """Contexts and right answers of the examples; of each feature its example and its offsets, -1 off the context."""
+    """Scores of answers, given contexts and correct answers per example, and example and offsets per feature.
+
+    Offsets are -1 outside the context.
+    """
 
     contexts: tuple[str, ...] = field(repr=False)
     answers: tuple[tuple[str, ...], ...] = field(repr=False)
@@ -37,20 +39,13 @@ class Questions:
     positions: Array | None = field(repr=False)
 
     def __call__(self, rows: Columns) -> dict[str, ArrayLike]:
-        """Return the scores that `extractive_qa` lists, from the columns of all features."""
+        """Return the scores of `extractive_qa`, from the columns of all features."""
         if self.positions is not None:
             self._check_order(rows["positions"], self.positions)
-        texts = self.predicted(rows)
-        golds = [answers or ("",) for answers in self.answers]
-        functions = {"exact_match": exact_match, "token_f1": token_f1}
+        pairs = list(zip(self.predicted(rows), [answers or ("",) for answers in self.answers], strict=True))
         values = {
-            key: np.array(
-                [
-                    max(map(float, (score(text, gold) for gold in gold_texts)))
-                    for text, gold_texts in zip(texts, golds, strict=True)
-                ]
-            )
-            for key, score in functions.items()
+            key: np.array([max(float(score(text, answer)) for answer in answers) for text, answers in pairs])
+            for key, score in (("exact_match", exact_match), ("token_f1", token_f1))
         }
         answerable = np.array([bool(answers) for answers in self.answers])
         scores = {key: _mean(value) for key, value in values.items()}
@@ -70,15 +65,15 @@ class Questions:
                 if place is not None:
                     if score > best[example]:
                         best[example], texts[example] = score, self.contexts[example][place]
-                    break  # spans come best first
+                    break  # spans are sorted, the best first
         if all(self.answers):
             return texts
         with np.errstate(invalid="ignore"):  # infinite scores
-            absent = null - best > self.null_threshold
-        return ["" if none else text for text, none in zip(texts, absent, strict=True)]
+            unanswered = null - best > self.null_threshold
+        return ["" if none else text for text, none in zip(texts, unanswered, strict=True)]
 
     def _check_order(self, found: Array, expected: Array) -> None:
-        """A position off its window comes as it is, or as -100, which `pack_spans` makes of those off the batch."""
+        """Raise if positions differ; `pack_spans` turns those outside the batch, and so outside the window, to -100."""
         widths = np.array([len(offsets) for offsets in self.offsets])[:, None]
         outside = (expected < 0) | (expected >= widths)
         check_order(((found != expected) & ~(outside & (found == IGNORED))).any(1))
@@ -95,30 +90,37 @@ def extractive_qa(
 ) -> Metric:
     """Score answers to questions: exact match and F1 of words, as SQuAD 1.1 and 2.0, in fractions.
 
-    The evaluation set is `features`, one or several windows an example, and the reducer `spans`. A feature's best span
-    that lies in its context is its answer, and the best of an example's features is the example's. Where some question
-    has no right answer (SQuAD 2.0), the answer is "" if the best "no answer" score of the windows (the lowest) is
-    higher by more than `null_threshold`. Keys: `exact_match`, `token_f1`; the same as `answerable_{key}` over the
-    questions that have an answer, and `unanswerable_exact_match` over those that have none; NaN where there is none.
+    The scores of an answer are its best over the correct answers, computed as by `text_match`.
 
-    The rows of the evaluation are matched with `features` by their order. Their number is checked, and, where features
-    have `start_positions` and `end_positions`, the order by the labels: a sampler that reorders raises. Labels are
-    these positions, or what `lossfns.collators.pack_spans` makes of them: -100 for those outside the window.
+    The evaluation set is `features`, one or several windows per example, and the reducer is `spans`. The best span of a
+    feature that lies in its context is its answer, and the best over the features of an example is the example's. If
+    some question has no correct answer (SQuAD 2.0), the answer is "" where the lowest "no answer" score of the windows
+    exceeds the score of the best span by more than `null_threshold`. Keys: `exact_match`, `token_f1`; the same as
+    `answerable_{key}` over the questions that have an answer; and `unanswerable_exact_match` over those that have none.
+    A score without questions is NaN.
+
+    The rows of the evaluation are matched with `features` by their order. Their number is checked, and if features have
+    `start_positions` and `end_positions` the order is checked by the labels: a sampler that reorders raises. Labels are
+    these positions, or the output of `lossfns.collators.pack_spans`: -100 for those outside the window.
 
     Args:
         examples: rows with `id`, `context` and `answers`, a dict with the list `text`, empty where there is none.
-        features: rows with `example_id` and `offset_mapping`, a pair of characters a token, None off the context.
-        null_threshold: as above, in logits.
+        features: rows with `example_id` and `offset_mapping`, a pair of characters per token, None outside the context.
+        null_threshold: see above, in logits.
 
     Returns:
         A metric that needs all rows at once.
 
     Raises:
-        ValueError: no feature, or one of an unknown example, or two examples of one id; a row lacks a column, or has
-            other things in it.
-        TypeError: examples or features are no rows, or the threshold no number.
+        TypeError: if contexts, answers, positions or offsets have another type.
+        ValueError: if there are no features, a feature belongs to an unknown example, two examples have the same id, a
+            row lacks a column, or `null_threshold` is NaN.
 
-    Source: P. Rajpurkar, R. Jia, P. Liang, "Know What You Don't Know: Unanswerable Questions for SQuAD", 2018.
+    References:
+        P. Rajpurkar et al., "SQuAD: 100,000+ Questions for Machine Comprehension of Text", 2016,
+        https://arxiv.org/abs/1606.05250
+        P. Rajpurkar, R. Jia, P. Liang, "Know What You Don't Know: Unanswerable Questions for SQuAD", 2018,
+        https://arxiv.org/abs/1806.03822
 
     Example:
         >>> from types import SimpleNamespace
@@ -131,29 +133,32 @@ def extractive_qa(
     """
     examples = _rows("examples", examples, ("id", "context", "answers"))
     features = _rows("features", features, ("example_id", "offset_mapping"))
-    places = {_id(example["id"]): place for place, example in enumerate(examples)}
+    places = {example["id"]: place for place, example in enumerate(examples)}
     if len(places) < len(examples):
-        raise ValueError(f"each example has an id of its own; {len(examples)} examples came with {len(places)} ids")
-    unknown = [feature["example_id"] for feature in features if _id(feature["example_id"]) not in places]
+        raise ValueError(f"each example must have a different id, got {len(examples)} examples with {len(places)} ids")
+    unknown = [feature["example_id"] for feature in features if feature["example_id"] not in places]
     if unknown or not features:
-        raise ValueError(f"features belong to examples by example_id; {len(features)} came, unknown: {unknown[:3]}")
+        raise ValueError(
+            f"features must belong to the examples by example_id, got {len(features)} features, unknown: {unknown[:3]}"
+        )
+    if math.isnan(null_threshold):
+        raise ValueError("null_threshold must be a number of logits, got nan")
+    answers = _rows("the answers of examples", [example["answers"] for example in examples], ("text",))
     positions = _positions(features) if all(name in features[0] for name in POSITIONS) else None
     questions = Questions(
         contexts=_strings("the contexts", [example["context"] for example in examples]),
-        answers=tuple(_texts(example["answers"]) for example in examples),
+        answers=tuple(_strings("the 'text' of answers", answer["text"]) for answer in answers),
         example_of=np.array([places[feature["example_id"]] for feature in features]),
         offsets=tuple(_offsets(feature["offset_mapping"]) for feature in features),
-        null_threshold=number("null_threshold", null_threshold, "a number of logits"),
+        null_threshold=null_threshold,
         positions=positions,
     )
-    statistics: Statistics = span_columns if positions is None else _spans_and_positions
-    reason = "windows are matched with questions by their place in the whole evaluation"
     return Metric(
-        statistics=statistics,
+        statistics=span_columns if positions is None else spans_and_positions,
         score=questions,
-        directions=DIRECTIONS,
-        whole=reason,
-        by_position=True,
+        higher_is_better=HIGHER_IS_BETTER,
+        needs_all_samples="windows are matched with questions by their place in the whole evaluation",
+        depends_on_order=True,
         num_samples=len(features),
     )
 
@@ -162,79 +167,67 @@ def span_columns(predictions: Any, labels: Any) -> Columns:
     """Return the columns of `reducers.spans`.
 
     Raises:
-        ValueError: one is missing, or of another shape, or logits were NaN.
+        ValueError: if a column is missing or has another shape, or logits were NaN.
     """
     found = named_columns(predictions)
     if any(name not in found for name in COLUMNS):
-        raise ValueError(
-            f"extractive_qa needs the columns {', '.join(COLUMNS)}; predictions hold {describe(predictions)}. Set "
-            "preprocess_logits_for_metrics=spans"
-        )
+        raise missing(f"the columns {', '.join(COLUMNS)} (set preprocess_logits_for_metrics=spans)", predictions)
     columns = {name: found[name] for name in COLUMNS}
-    spans = {columns[name].shape for name in ("starts", "ends", "scores")}
-    if len(spans) > 1 or columns["starts"].ndim != 2 or columns["null_scores"].ndim != 1:
-        raise ValueError(f"starts, ends and scores are (B, spans), null_scores (B,); they are {describe(columns)}")
+    shapes = {columns[name].shape for name in ("starts", "ends", "scores")}
+    if len(shapes) > 1 or columns["starts"].ndim != 2 or columns["null_scores"].ndim != 1:
+        raise ValueError(f"starts, ends and scores must be (B, spans) and null_scores (B,), got {describe(columns)}")
     if np.isnan(columns["null_scores"]).any():
-        raise ValueError("null_scores are NaN, as the logits were: the model has diverged")
+        raise ValueError("null_scores are NaN because the logits are: the model has diverged")
     return columns
 
 
-def _spans_and_positions(predictions: Any, labels: Any) -> Columns:
+def spans_and_positions(predictions: Any, labels: Any) -> Columns:
+    """Return the columns of `reducers.spans`, and `positions` (B, 2), start and end of the answers.
+
+    Raises:
+        ValueError: if labels are not a pair of positions, or as for `span_columns`.
+    """
     several = isinstance(labels, tuple) and len({part.shape for part in labels}) == 1
     pair = np.stack(labels, axis=1) if several else labels
     if not isinstance(pair, np.ndarray) or pair.ndim != 2 or pair.shape[1] < 2 or (pair[:, 2:] != IGNORED).any():
         raise ValueError(
-            f"features have {' and '.join(POSITIONS)}: labels must be both of them, or one array (B, 2), as "
-            f"lossfns.collators.pack_spans makes it; {describe(labels)} came"
+            f"features have {' and '.join(POSITIONS)}, so labels must be both of them, or one array (B, 2), as "
+            f"lossfns.collators.pack_spans makes it; got {describe(labels)}"
         )
-    return {**span_columns(predictions, labels), "positions": pair[:, :2]}  # all else is padding
+    return {**span_columns(predictions, labels), "positions": pair[:, :2]}  # the rest is padding
 
 
-def _rows(what: str, rows: Any, columns: tuple[str, ...]) -> list[Mapping[str, Any]]:
-    if not isinstance(rows, Iterable):
-        raise TypeError(f"{what} are rows with {', '.join(columns)}, as of a dataset; a {type(rows).__name__} came")
+def _rows(name: str, rows: Iterable[Any], columns: tuple[str, ...]) -> list[Mapping[str, Any]]:
     found = list(rows)
     for place, row in enumerate(found):
-        if not isinstance(row, Mapping) or any(column not in row for column in columns):
-            has = ", ".join(map(str, row)) if isinstance(row, Mapping) else f"a {type(row).__name__}"
-            raise ValueError(f"{what} are rows with {', '.join(columns)}; row {place} has {has}")
-    return found
-
-
-def _id(value: Any) -> Hashable:
-    check(isinstance(value, Hashable), "an example's id", "a text or a number", value)
-    found: Hashable = value
+        absent = [column for column in columns if not isinstance(row, Mapping) or column not in row]
+        if absent:
+            raise ValueError(f"{name} must be dicts with {', '.join(columns)}; row {place} lacks {', '.join(absent)}")
     return found
 
 
 def _positions(features: list[Mapping[str, Any]]) -> Array:
     """Return start and end of the answers (features, 2)."""
     pairs = [[feature.get(name) for name in POSITIONS] for feature in features]
-    name, wanted = " and ".join(POSITIONS), "a token each, in all features if in the first"
-    found = numbers(name, pairs, wanted)
-    check(found.ndim == 2, name, wanted, pairs)
+    name, expected = " and ".join(POSITIONS), "one token each, in all features if in the first"
+    found = numbers(name, pairs, expected)
+    check(found.ndim == 2, name, expected, pairs)
     return found
 
 
-def _texts(answers: Any) -> tuple[str, ...]:
-    if not isinstance(answers, Mapping) or "text" not in answers:
-        raise ValueError(f"answers are a dict with the list 'text', empty where there is none; {answers!r} came")
-    return _strings("the 'text' of answers", answers["text"])
-
-
 def _strings(name: str, values: Any) -> tuple[str, ...]:
-    wanted = "a list of texts"
-    found = [None] if isinstance(values, str) else sequence(name, values, wanted)
-    check(all(isinstance(text, str) for text in found), name, wanted, values)
+    found = sequence(name, values, "a list of texts")
+    fits = not isinstance(values, str) and all(isinstance(text, str) for text in found)
+    check(fits, name, "a list of texts", values)
     return tuple(found)
 
 
-def _offsets(pairs: Any) -> Array:
-    try:
-        return np.array([(-1, -1) if pair is None else tuple(pair) for pair in pairs], np.int64).reshape(-1, 2)
-    except (TypeError, ValueError) as error:
-        wanted = "a pair of characters for each token, None off the context"
-        raise ValueError(f"offset_mapping is {wanted}; {short(pairs)} came") from error
+def _offsets(pairs: Iterable[Any]) -> Array:
+    name, expected = "offset_mapping", "a pair of characters per token, None outside the context"
+    given = [(-1, -1) if pair is None else pair for pair in pairs]
+    found = numbers(name, given, expected) if given else np.zeros((0, 2))
+    check(found.ndim == 2 and found.shape[1] == 2, name, expected, given)
+    return found.astype(np.int64)
 
 
 def _mean(values: Array) -> float:

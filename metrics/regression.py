@@ -1,51 +1,61 @@
-"""Scores of real-valued predictions, one target a sample or several."""
+"""Scores of real-valued predictions, with one or several targets per sample."""
 
+import warnings
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
-from ._core.classes import missing
-from ._core.confusion import mean_where, quiet
-from ._core.evaluation import Array, Columns, describe, named_columns
-from ._core.metric import Metric, build, ratio
+from ._core.build import build
+from ._core.confusion import mean_where
+from ._core.evaluation import Array, Columns, describe, missing, named_columns
+from ._core.metric import Metric, ratio
 
 MISSING = -100.0
-# Sums of squares tell a spread from rounding down to this fraction of themselves.
+# A sum of squared deviations below this fraction of the sum of squares is rounding error.
 RESOLUTION = 1e-10
-# What is counted from: amid the other values, so that no digits go into a distance that all share.
+# The columns that are centered on a value among them, so that no digits are lost to a distance that all share.
 ORIGIN = ("predictions", "labels")
 
 MOMENTS: dict[str, bool | None] = {"mse": False, "rmse": False, "mae": False, "r2": True, "pearson": True}
 RANKS: dict[str, bool | None] = {"spearman": True, "kendall": True}
-DIRECTIONS = MOMENTS | RANKS
+HIGHER_IS_BETTER = MOMENTS | RANKS
 
 
-def regression(*, ranking: bool = False) -> Metric:
+def regression(*, rank_correlation: bool = False) -> Metric:
     """Score real-valued predictions: errors, explained variance and correlation.
 
+    For each target, with predictions x and labels y::
+
+        mse = mean((x - y)^2)     rmse = sqrt(mse)     mae = mean(|x - y|)
+        r2 = 1 - sum((x - y)^2) / sum((y - mean(y))^2)     pearson = cov(x, y) / (std(x) std(y))
+
     Predictions are floats of the labels' shape, (B,) or (B, K), alone or as the column `predictions`; (B, 1) and (B,)
-    go together. A label of -100.0 is missing and left out. Scores are computed for each target and averaged over the
-    targets, as scikit-learn does; targets without any label are left out. Keys:
+    may be combined. A label of -100.0 is missing and left out. Scores are computed per target and averaged over the
+    targets, as in scikit-learn; targets without labels are left out. Keys:
 
     - `mse`, `rmse`, `mae`;
-    - `r2`, `pearson`, and with `ranking` `spearman` and `kendall` (tau-b): over the targets whose labels differ, NaN
-      where none has such labels. For constant predictions correlations are NaN.
+    - `r2`, `pearson`, and with `rank_correlation` `spearman` and `kendall` (tau-b): over the targets whose labels
+      differ, NaN if there are none. For constant predictions correlations are NaN.
 
-    `r2` and `pearson` follow from sums about the median of the first batch, so that they stream and keep their digits
-    however far from 0 the values lie.
+    `r2` and `pearson` follow from sums relative to the median of the first batch, so that they stream and keep their
+    digits however far from 0 the values lie.
 
     Args:
-        ranking: also correlate the ranks, which needs all samples at once.
+        rank_correlation: also score the correlation of the ranks, which needs all samples at once.
 
     Returns:
         A metric to give to the Trainer as `compute_metrics`.
 
-    Source: K. Pearson, "Note on regression and inheritance in the case of two parents", 1895; C. Spearman, "The proof
-    and measurement of association between two things", 1904; M. G. Kendall, "The treatment of ties in ranking
-    problems", 1945; T. F. Chan, G. H. Golub, R. J. LeVeque, "Algorithms for Computing the Sample Variance", 1983, for
-    the shifted sums.
+    References:
+        K. Pearson, "Note on regression and inheritance in the case of two parents", 1895,
+        https://doi.org/10.1098/rspl.1895.0041
+        C. Spearman, "The proof and measurement of association between two things", 1904,
+        https://doi.org/10.2307/1412159
+        M. G. Kendall, "The treatment of ties in ranking problems", 1945, https://doi.org/10.1093/biomet/33.3.239
+        T. F. Chan, G. H. Golub, R. J. LeVeque, "Algorithms for Computing the Sample Variance", 1983,
+        https://doi.org/10.1080/00031305.1983.10483115 (the shifted sums)
 
     Example:
         >>> from types import SimpleNamespace
@@ -53,11 +63,11 @@ def regression(*, ranking: bool = False) -> Metric:
         >>> regression()(evaluated)["r2"]
         0.5
     """
-    metric = Metric(statistics=pairs, score=moment_scores, directions=MOMENTS, summands=moments)
-    if not ranking:
+    metric = Metric(statistics=pairs, score=moment_scores, higher_is_better=MOMENTS, center=moments)
+    if not rank_correlation:
         return metric
-    reason = "Spearman and Kendall rank each sample among all; ranking=False leaves them out"
-    return build(metric, Metric(statistics=pairs, score=rank_scores, directions=RANKS, whole=reason))
+    reason = "Spearman and Kendall rank each sample among all; rank_correlation=False leaves them out"
+    return build(metric, Metric(statistics=pairs, score=rank_scores, higher_is_better=RANKS, needs_all_samples=reason))
 
 
 def pairs(predictions: Any, labels: Any) -> Columns:
@@ -71,22 +81,22 @@ def pairs(predictions: Any, labels: Any) -> Columns:
         `predictions` and `labels`.
 
     Raises:
-        TypeError: predictions are not floats, or labels not one array of numbers.
-        ValueError: shapes that differ, or a label that is NaN.
+        TypeError: if predictions are not floats, or labels are not one array of numbers.
+        ValueError: if shapes differ, or a label is NaN.
     """
     values = predictions if isinstance(predictions, np.ndarray) else named_columns(predictions).get("predictions")
     if values is None:
         raise missing("floats of the labels' shape, alone or as the column 'predictions'", predictions)
     if values.dtype.kind != "f" or not isinstance(labels, np.ndarray) or labels.dtype.kind not in "biuf":
         raise TypeError(
-            f"floats are scored against one array of numbers; {describe(values)} came, and labels in a "
+            f"predictions must be floats and labels one array of numbers, got {describe(values)} and labels in a "
             f"{type(labels).__name__}: {describe(labels)}"
         )
     values, targets = (array[:, None] if array.ndim == 1 else array for array in (values, labels))
     if values.shape != targets.shape or values.ndim != 2:
         raise ValueError(
-            f"predictions have shape {values.shape}, labels {targets.shape}: both must be (B, K), or (B,) for a single "
-            "target. The number of targets is the model's num_labels"
+            "predictions and labels must both be (B, K), or (B,) for a single target, got predictions "
+            f"{values.shape} and labels {targets.shape}. The number of targets is the model's num_labels"
         )
     if np.isnan(targets).any():
         raise ValueError(
@@ -96,21 +106,21 @@ def pairs(predictions: Any, labels: Any) -> Columns:
 
 
 def moments(columns: Columns, origin: Columns) -> tuple[Columns, Columns]:
-    """Return the columns whose sums `moment_scores` reads.
+    """Return the columns whose sums `moment_scores` reads, and the origin that they are relative to.
 
     Args:
-        columns: those of `pairs`.
-        origin: what predictions and labels are counted from, (K,) each, NaN for a target without any label so far;
-            empty at the start.
+        columns: the columns of `pairs`.
+        origin: the origin of predictions and labels, (K,) each, NaN for a target without labels so far; empty at the
+            start.
 
     Returns:
         (B, K), 0 where the label is missing: `count` int64; in float64 errors `squared` and `absolute`, and with x the
-        prediction and y the label, each from its origin, `x`, `y`, `xx`, `yy`, `xy`. And the origin: for a target that
-        had none, the medians of the pairs whose label is known.
+        prediction and y the label, each relative to its origin, `x`, `y`, `xx`, `yy`, `xy`. And the origin: for a
+        target that had none, the medians of the pairs whose label is known.
     """
     known = columns["labels"] != MISSING
-    origin = {name: _middle(columns[name], known, origin.get(name)) for name in ORIGIN}
-    with np.errstate(over="ignore", invalid="ignore"):  # predictions of a model that diverged
+    origin = {name: _origin(columns[name], known, origin.get(name)) for name in ORIGIN}
+    with np.errstate(over="ignore", invalid="ignore"):  # predictions of a model that has diverged
         errors = np.where(known, columns["predictions"] - columns["labels"], 0.0)
         x, y = (np.where(known, columns[name] - origin[name], 0.0) for name in ORIGIN)
         products = {"squared": errors**2, "xx": x * x, "yy": y * y, "xy": x * y}
@@ -119,30 +129,30 @@ def moments(columns: Columns, origin: Columns) -> tuple[Columns, Columns]:
 
 @np.errstate(over="ignore", invalid="ignore")
 def moment_scores(sums: Columns) -> Columns:
-    """Return the scores that `regression` lists, without the ranks.
+    """Return the scores of `regression`, without the rank correlations.
 
     Args:
-        sums: the sums of `moments`, each (..., K): a stack of evaluations, or one; each about any origin.
+        sums: the sums of `moments`, each (..., K), for one evaluation or a stack of them; each relative to any origin.
 
     Returns:
         Scores (...).
     """
     count, any_label = sums["count"], sums["count"] > 0
     mse, mae = ratio(sums["squared"], count), ratio(sums["absolute"], count)
-    spread_x, spread_y = (_spread(sums[name], sums[name + name], count) for name in "xy")
-    together = sums["xy"] - ratio(sums["x"] * sums["y"], count)
-    differ = spread_y > 0
+    deviations_x, deviations_y = (_deviations(sums[name], sums[name + name], count) for name in "xy")
+    products = sums["xy"] - ratio(sums["x"] * sums["y"], count)
+    differ = deviations_y > 0
     return {
         "mse": mean_where(mse, any_label),
         "rmse": mean_where(np.sqrt(mse), any_label),
         "mae": mean_where(mae, any_label),
-        "r2": mean_where(1 - ratio(sums["squared"], spread_y), differ),
-        "pearson": mean_where(np.clip(ratio(together, np.sqrt(spread_x * spread_y)), -1, 1), differ),
+        "r2": mean_where(1 - ratio(sums["squared"], deviations_y), differ),
+        "pearson": mean_where(np.clip(ratio(products, np.sqrt(deviations_x * deviations_y)), -1, 1), differ),
     }
 
 
 def rank_scores(rows: Columns) -> dict[str, ArrayLike]:
-    """Return the rank correlations, each the mean over the targets whose labels differ.
+    """Return the rank correlations, each averaged over the targets whose labels differ.
 
     Args:
         rows: the columns of `pairs`.
@@ -155,25 +165,26 @@ def rank_scores(rows: Columns) -> dict[str, ArrayLike]:
     for x, y in zip(rows["predictions"].T, rows["labels"].T, strict=True):
         known = y != MISSING
         if len(np.unique(y[known])) > 1:
-            with quiet():  # constant predictions give NaN
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # constant predictions give NaN, which is documented
                 for name, function in functions.items():
                     found[name].append(function(x[known], y[known]).statistic)
     return {name: np.mean(values) if values else np.nan for name, values in found.items()}
 
 
-def _middle(values: Array, known: Array, before: Array | None) -> Array:
-    """Return the median of the known values of each target, NaN where there is none, unless one came `before`.
+def _origin(values: Array, known: Array, before: Array | None) -> Array:
+    """Return the median of the known values of each target, NaN where there are none, unless `before` has an origin.
 
-    A single value would not do: where it lies far off, the samples that a replicate draws without it lose their digits.
+    A single value would not do: if it is an outlier, replicates that are drawn without it lose their digits.
     """
-    middle = np.full(values.shape[1], np.nan) if before is None else before.copy()
-    known = known & np.isfinite(values)  # NaN is for the replicates that draw it, not for all
-    for target in np.flatnonzero(np.isnan(middle) & known.any(0)):
-        middle[target] = np.median(values[known[:, target], target])
-    return middle
+    origin = np.full(values.shape[1], np.nan) if before is None else before.copy()
+    known = known & np.isfinite(values)  # a NaN must affect only the replicates that draw it
+    for target in np.flatnonzero(np.isnan(origin) & known.any(0)):
+        origin[target] = np.median(values[known[:, target], target])
+    return origin
 
 
-def _spread(total: Array, squares: Array, count: Array) -> Array:
-    """Return the sum of squared differences from the mean, 0.0 where that is nothing but rounding."""
-    spread = squares - ratio(total * total, count)
-    return np.where(spread <= RESOLUTION * squares, 0.0, spread)
+def _deviations(total: Array, squares: Array, count: Array) -> Array:
+    """Return the sum of squared deviations from the mean, 0.0 where it is only rounding error."""
+    deviations = squares - ratio(total * total, count)
+    return np.where(deviations <= RESOLUTION * squares, 0.0, deviations)

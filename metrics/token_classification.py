@@ -1,6 +1,6 @@
-"""Entity-level precision, recall and F1: an entity counts where its type, its first and its last token are right.
+"""Entity-level precision, recall and F1: an entity is correct if its type, its first and its last token are.
 
-Everything works on one long array of all scored tokens, with an `O` after each sample that keeps samples apart.
+All functions work on one long array of all scored tokens, with an `O` after each sample that separates samples.
 """
 
 import math
@@ -11,20 +11,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ._core.classes import IGNORED, label_ids, missing, named_predictions, names_of, predicted_ids
+from ._core.classes import label_ids, named_predictions, names_of, predicted_ids
 from ._core.confusion import scores_of_counts
-from ._core.evaluation import Array, Columns
+from ._core.evaluation import IGNORED, Array, Columns, missing
 from ._core.metric import Metric
 
 KEYS = ("entity_precision", "entity_recall", "entity_f1")
-DIRECTIONS: dict[str, bool | None] = {
+HIGHER_IS_BETTER: dict[str, bool | None] = {
     **dict.fromkeys(KEYS, True),
     **{f"{key}/{{type}}": True for key in KEYS},
     "entities": None,
 }
 
-# Which tag after which opens an entity, goes on in it, and tells that the one before was complete: two prefixes and how
-# the types compare: = same, ! different, . any. L and U are written E and S; X stands for every prefix.
+# Pairs of consecutive tags that open an entity, continue it, and complete the entity before. A pair is two prefixes and
+# how the types compare: = same, ! different, . any. L and U are written E and S; X stands for every prefix.
 SCHEMES = {
     "IOB1": ("OI. II! BI. IB= BB=", "BI= II=", "II! IO. IB. BO. BI! BB="),
     "IOB2": ("XB.", "BI= II=", "IO. II! IB. BO. BI! BB."),
@@ -32,7 +32,7 @@ SCHEMES = {
     "IOE2": ("OI. OE. EI. EE. II! IE!", "II= IE=", "EX."),
     "IOBES": ("XB. XS.", "BI= BE= II= IE=", "SX. EX."),
 }
-# conlleval, as seqeval has it: what opens an entity, and what closes the one before.
+# conlleval, as in seqeval: pairs that open an entity, and pairs that close the entity before.
 LENIENT_START = "XB. XS. EE. EI. SE. SI. OE. OI. XB! XI! XE! XS!"
 LENIENT_END = "EX. SX. BB. BS. BO. IB. IS. IO. BX! IX! EX! SX!"
 
@@ -41,9 +41,9 @@ PREFIXES = "OBIES"
 
 @dataclass(frozen=True)
 class Tags:
-    """What each label id says: the place of its prefix in `PREFIXES`, and of its type in `names`, -1 outside.
+    """Prefix of each label id as an index into `PREFIXES`, and its type as an index into `names`, -1 outside.
 
-    After the ids comes one more tag, which stands between samples and is outside.
+    After the ids there is one more tag, which separates samples and is outside.
     """
 
     prefixes: tuple[int, ...]
@@ -51,7 +51,7 @@ class Tags:
     names: tuple[str, ...]
 
     def pairs(self, patterns: str) -> Array:
-        """Return a bool array (tags, tags): whether a tag after another is among the patterns."""
+        """Return a bool array (tags, tags), True where the pair of a tag and the next is among the patterns."""
         prefixes, types = np.array(self.prefixes), np.array(self.types)
         same = (types[:, None] == types).astype(np.int64)
         found: Array = _table(patterns)[prefixes[:, None], prefixes, same]
@@ -59,7 +59,7 @@ class Tags:
 
 
 class Entities(NamedTuple):
-    """Entities in their order: places of the first token and of the one after the last, and types."""
+    """Entities in their order: index of the first token, index after the last token, and type."""
 
     starts: Array
     ends: Array
@@ -69,28 +69,35 @@ class Entities(NamedTuple):
 def entity_f1(id2label: Mapping[int, str], *, scheme: str, lenient: bool = False) -> Metric:
     """Score entities, as seqeval and conlleval do.
 
-    Predictions are ids (B, T) of tags (`argmax`), alone or as the column `ids`; tokens whose label is -100 (special
-    tokens, later parts of a word, padding) are taken out before entities are read. Keys: `entity_precision`,
-    `entity_recall`, `entity_f1` over all entities, and each as `{key}/{type}`; `entities`, how many the labels hold.
+    With c the number of correct entities, p of predicted and a of actual entities::
 
-    0 / 0 is 0.0. A type that occurs neither in labels nor in predictions is NaN; without any label everything is.
+        entity_precision = c / p     entity_recall = c / a     entity_f1 = 2 c / (p + a)
+
+    Predictions are ids (B, T) of tags (`argmax`), alone or as the column `ids`; tokens whose label is -100 (special
+    tokens, later parts of a word, padding) are removed before entities are read. The keys are the three names above,
+    over all entities, and each as `{key}/{type}`; and `entities`, the number of entities in the labels.
+
+    0 / 0 is 0.0. A type that occurs neither in labels nor in predictions is NaN; without labels all scores are NaN.
 
     Args:
-        id2label: tags by id, as `model.config.id2label`: "O", or a prefix, "-" and the type, as "B-PER".
+        id2label: tags by id, such as `model.config.id2label`: "O", or a prefix, "-" and the type, as in "B-PER".
         scheme: "IOB1", "IOB2", "IOE1", "IOE2", "IOBES" or "BILOU".
-        lenient: read entities out of sequences that break the scheme, as conlleval and seqeval's default mode do; L and
-            U of BILOU, which neither of them knows, are read as E and S of IOBES. Else only what the scheme allows
-            counts, for all six as in seqeval's `mode="strict"`.
+        lenient: also read entities from sequences that break the scheme, as conlleval and seqeval's default mode do; L
+            and U of BILOU, which neither of them supports, are read as E and S of IOBES. Otherwise only entities that
+            the scheme allows count, for all six schemes as in seqeval's `mode="strict"`.
 
     Returns:
         A metric to give to the Trainer as `compute_metrics`.
 
     Raises:
-        TypeError: `id2label` is no dict.
-        ValueError: an unknown scheme, or a tag that is none of its own; ids that are not 0, 1, 2, ...
+        TypeError: if `id2label` is not a dict.
+        ValueError: if the scheme is unknown, a tag does not belong to it, or ids are not 0, 1, 2, ...
 
-    Source: E. F. Tjong Kim Sang, S. Buchholz, "Introduction to the CoNLL-2000 Shared Task: Chunking", 2000 (conlleval);
-    H. Nakayama, "seqeval: A Python framework for sequence labeling evaluation", 2018.
+    References:
+        E. F. Tjong Kim Sang, S. Buchholz, "Introduction to the CoNLL-2000 Shared Task: Chunking", 2000,
+        https://aclanthology.org/W00-0726 (conlleval)
+        H. Nakayama, "seqeval: A Python framework for sequence labeling evaluation", 2018,
+        https://github.com/chakki-works/seqeval
 
     Example:
         >>> from types import SimpleNamespace
@@ -103,7 +110,7 @@ def entity_f1(id2label: Mapping[int, str], *, scheme: str, lenient: bool = False
     return Metric(
         statistics=partial(entity_counts, tags=tags, scheme=None if lenient else scheme),
         score=partial(entity_scores, names=tags.names),
-        directions={key: True for name in ("", *tags.names) for key in _keys_of(name)} | {"entities": None},
+        higher_is_better={key: True for name in ("", *tags.names) for key in _keys_of(name)} | {"entities": None},
     )
 
 
@@ -113,27 +120,27 @@ def entity_counts(predictions: Any, labels: Any, *, tags: Tags, scheme: str | No
     Args:
         predictions: ids (B, T), alone or as a column.
         labels: ids (B, T), -100 where ignored.
-        tags: what the ids say.
-        scheme: what entities look like; None: anything, as conlleval reads it.
+        tags: prefix and type of each id.
+        scheme: the scheme of the entities; None: read leniently, as conlleval does.
 
     Returns:
-        int64: `right`, `predicted` and `actual` (B, types); `tokens` (B,).
+        int64: `correct`, `predicted` and `actual` (B, types); `tokens` (B,).
 
     Raises:
-        TypeError, ValueError: labels or ids are none.
+        TypeError, ValueError: if labels or ids are not valid.
     """
     ids = named_predictions(predictions).get("ids")
     if ids is None:
         raise missing("ids (B, T) of tags, alone or as the column 'ids' (reducers.argmax)", predictions)
     labels = label_ids(labels, len(tags.prefixes) - 1)
     if labels.ndim != 2:
-        raise ValueError(f"labels of tokens are (B, T); these have shape {labels.shape}")
+        raise ValueError(f"labels of tokens must be (B, T), got shape {labels.shape}")
     active = labels != IGNORED
     lengths = active.sum(1)
     read = partial(entities, tags=tags) if scheme is None else partial(strict_entities, tags=tags, scheme=scheme)
     predicted_ids(ids, labels, len(tags.prefixes) - 1)  # for its checks
-    true, found = (read(_joined(table, active, tags)) for table in (labels, ids))
-    kinds = {"actual": true, "predicted": found, "right": _common(true, found)}
+    true, found = (read(_joined(array, active, tags)) for array in (labels, ids))
+    kinds = {"actual": true, "predicted": found, "correct": _common(true, found)}
     table = len(labels), len(tags.names)
     sample = np.repeat(np.arange(len(labels), dtype=np.int32) * np.int32(table[1]), lengths + 1)
     columns: Columns = {"tokens": lengths}
@@ -144,16 +151,16 @@ def entity_counts(predictions: Any, labels: Any, *, tags: Tags, scheme: str | No
 
 
 def entity_scores(sums: Columns, *, names: Sequence[str]) -> Columns:
-    """Return the scores that `entity_f1` lists.
+    """Return the scores of `entity_f1`.
 
     Args:
         sums: the sums of `entity_counts`, or stacks of them.
-        names: of the types.
+        names: names of the types.
 
     Returns:
         Scores of the stack's shape.
     """
-    counts = [sums[kind] for kind in ("right", "predicted", "actual")]
+    counts = [sums[kind] for kind in ("correct", "predicted", "actual")]
     scored = sums["tokens"] > 0
     values = scores_of_counts(*(count.sum(-1) for count in counts)).values()
     scores = {key: np.where(scored, value, np.nan) for key, value in zip(_keys_of(""), values, strict=True)}
@@ -170,10 +177,10 @@ def entities(ids: Array, *, tags: Tags) -> Entities:
 
     Args:
         ids: (1 + tokens,), of which the first and the last are outside.
-        tags: what the ids say.
+        tags: prefix and type of each id.
 
     Returns:
-        Entities, by places in `ids[1:]`.
+        Entities, by indices into `ids[1:]`.
     """
     pair = _pairs(ids, tags)
     starts = np.flatnonzero(tags.pairs(LENIENT_START).ravel()[pair])
@@ -186,34 +193,35 @@ def strict_entities(ids: Array, *, tags: Tags, scheme: str) -> Entities:
 
     Args:
         ids: as for `entities`.
-        tags: what the ids say.
+        tags: prefix and type of each id.
         scheme: a key of `SCHEMES`, or "BILOU".
 
     Returns:
-        As `entities`.
+        As for `entities`.
     """
-    opens, goes_on, closes = (tags.pairs(patterns).ravel() for patterns in SCHEMES[_spelt(scheme)])
+    opens, continues, completes = (tags.pairs(patterns).ravel() for patterns in SCHEMES[_spelt(scheme)])
     pair = _pairs(ids, tags)
-    # A run is a token that goes on in nothing, and all that follow which do. Its first opening begins its only entity.
-    bounds = ~goes_on[pair]
+    # A run is a token that continues nothing, and the tokens after it that continue it. It holds at most one entity,
+    # which starts at the first token that opens one.
+    bounds = ~continues[pair]
     runs, run_of = np.flatnonzero(bounds), np.cumsum(bounds, dtype=np.int32)
     starts = np.flatnonzero(opens[pair])
     run = run_of[starts]
     first = np.append(True, run[1:] != run[:-1])[: len(run)]
     starts, ends = starts[first], runs[run[first]]
-    complete = closes[pair[ends]]
+    complete = completes[pair[ends]]
     return Entities(starts[complete], ends[complete], np.array(tags.types)[ids[1:][starts[complete]]])
 
 
 def _joined(ids: Array, active: Array, tags: Tags) -> Array:
-    """Return the active ids of all samples in a row, one outside before, between and after them."""
+    """Return the active ids of all samples in one array, with an outside tag before, between and after them."""
     outside = np.int32(len(tags.prefixes) - 1)
     table = np.pad(ids.astype(np.int32), ((0, 0), (1, 0)), constant_values=outside)
     return np.append(table[np.pad(active, ((0, 0), (1, 0)), constant_values=True)], outside)
 
 
 def _pairs(ids: Array, tags: Tags) -> Array:
-    """Return, for all but the first id, the cell of the one before and itself in the tables of `Tags.pairs`."""
+    """Return, for each id but the first, the flat index of it and the id before in the tables of `Tags.pairs`."""
     pair: Array = ids[:-1] * np.int32(len(tags.prefixes)) + ids[1:]
     return pair
 
@@ -223,8 +231,8 @@ def _common(left: Entities, right: Entities) -> Entities:
     place = np.searchsorted(right.starts, left.starts)
     place[place == len(right.starts)] = -1
     same = np.ones(len(place), bool)
-    for own, others in zip(left, right, strict=True):
-        same &= own == others[place] if len(others) else False
+    for part, others in zip(left, right, strict=True):
+        same &= part == others[place] if len(others) else False
     return Entities(*(part[same] for part in left))
 
 
@@ -243,15 +251,15 @@ def _table(patterns: str) -> Array:
 def _tags(labels: Sequence[str], scheme: str) -> Tags:
     known = (*SCHEMES, "BILOU")
     if scheme not in known:
-        raise ValueError(f"scheme is one of {', '.join(known)}; {scheme!r} came")
+        raise ValueError(f"scheme must be one of {', '.join(known)}, got {scheme!r}")
     allowed = "OIB" if scheme.startswith("IOB") and scheme != "IOBES" else "OIE" if scheme[:3] == "IOE" else scheme
     kinds = [label.partition("-")[2] or "_" for label in labels if label != "O"]
     names = tuple(sorted(set(kinds)))
     wrong = [label for label in labels if label[:1] not in {*allowed} or (label != "O" and label[1:2] not in {"", "-"})]
     if wrong or not names or "O-" in [label[:2] for label in labels]:
         raise ValueError(
-            f"tags of {scheme} are 'O' and, with a type as in 'B-PER', {', '.join(sorted(set(allowed) - {'O'}))}; "
-            f"{', '.join(map(repr, wrong or labels))} came"
+            f"tags of {scheme} must be 'O' or, with a type as in 'B-PER', {', '.join(sorted(set(allowed) - {'O'}))}, "
+            f"got {', '.join(map(repr, wrong or labels))}"
         )
     prefixes = tuple(PREFIXES.index(_spelt(label[0]) if scheme == "BILOU" else label[0]) for label in labels)
     types = iter(kinds)
@@ -260,7 +268,7 @@ def _tags(labels: Sequence[str], scheme: str) -> Tags:
 
 
 def _spelt(name: str) -> str:
-    """Return a scheme or a prefix of BILOU as IOBES spells it."""
+    """Return a scheme or a prefix of BILOU in the spelling of IOBES."""
     return {"BILOU": "IOBES", "L": "E", "U": "S"}.get(name, name)
 
 

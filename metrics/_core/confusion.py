@@ -1,13 +1,11 @@
-"""Scores of classes, from three counts a class: how often it was right, true and predicted.
+"""Scores of classes that follow from three counts per class: hits, labels and predictions.
 
-No score here needs more of the confusion matrix than its diagonal and its margins: thousands of classes cost thousands
-of numbers. All are the scores of scikit-learn, vectorised over stacks of evaluations (replicates, groups): 0 / 0 is 0.0
-in precision, recall and F1, as its default is; without any label a score is NaN.
+No score here needs more of the confusion matrix than its diagonal and its margins, so that the memory grows linearly
+with the number of classes. All scores equal those of scikit-learn, vectorised over stacks of evaluations (replicates,
+groups): 0 / 0 is 0.0 in precision, recall and F1, which is scikit-learn's default; without labels a score is NaN.
 """
 
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -21,23 +19,17 @@ AVERAGES = ("binary", "macro", "micro", "weighted", "per_class")
 
 
 class Counts(NamedTuple):
-    """Counts of classes, (..., C) each: a stack of evaluations, or one.
+    """Counts per class, (..., C) each, for one evaluation or a stack of them.
 
     Attributes:
-        hits: right predictions, the diagonal of a confusion matrix `[true, predicted]`.
-        actual: labels, its sums over the predictions.
-        predicted: predictions, its sums over the labels.
+        hits: correct predictions, the diagonal of a confusion matrix `[true, predicted]`.
+        actual: labels, the sums over the predictions.
+        predicted: predictions, the sums over the labels.
     """
 
     hits: Array
     actual: Array
     predicted: Array
-
-    @property
-    def occurs(self) -> Array:
-        """Whether a class is in the labels or in the predictions."""
-        occurs: Array = self.actual + self.predicted > 0
-        return occurs
 
 
 def counts_of(matrix: Array) -> Counts:
@@ -46,20 +38,29 @@ def counts_of(matrix: Array) -> Counts:
 
 
 def agreement(counts: Counts) -> Columns:
-    """Return accuracy, balanced accuracy, Matthews' correlation and Cohen's kappa.
+    """Compute accuracy, balanced accuracy, Matthews' correlation and Cohen's kappa.
 
-    Balanced accuracy is the mean recall of the classes that occur in the labels. The correlation is 0.0 where labels or
-    predictions are constant, as in scikit-learn; kappa is NaN where both are the same constant.
+    With n labels, and per class k hits h, labels a and predictions p::
+
+        accuracy = sum h / n                     balanced_accuracy = mean of h / a over the classes with a > 0
+        matthews = (n sum h - sum a p) / sqrt((n^2 - sum a^2) (n^2 - sum p^2))
+        kappa    = (n sum h - sum a p) / (n^2 - sum a p)
+
+    The correlation is 0.0 where labels or predictions are constant, as in scikit-learn; kappa is NaN where both are the
+    same constant.
 
     Args:
-        counts: of the classes.
+        counts: counts per class.
 
     Returns:
-        Arrays (...) called accuracy, balanced_accuracy, matthews_correlation, cohen_kappa.
+        Arrays (...) named accuracy, balanced_accuracy, matthews_correlation, cohen_kappa.
 
-    Source: K. H. Brodersen et al., "The balanced accuracy and its posterior distribution", 2010; J. Gorodkin,
-    "Comparing two K-category assignments by a K-category correlation coefficient", 2004; J. Cohen, "A coefficient of
-    agreement for nominal scales", 1960.
+    References:
+        K. H. Brodersen et al., "The balanced accuracy and its posterior distribution", 2010,
+        https://doi.org/10.1109/ICPR.2010.764
+        J. Gorodkin, "Comparing two K-category assignments by a K-category correlation coefficient", 2004,
+        https://doi.org/10.1016/j.compbiolchem.2004.09.006
+        J. Cohen, "A coefficient of agreement for nominal scales", 1960, https://doi.org/10.1177/001316446002000104
 
     Example:
         >>> float(agreement(counts_of(np.array([[3, 1], [0, 4]])))["accuracy"])
@@ -67,40 +68,46 @@ def agreement(counts: Counts) -> Columns:
     """
     hits, actual, predicted = (np.asarray(values, np.float64) for values in counts)
     total = actual.sum(-1)
-    everyone = total[..., None]
+    n = total[..., None]
     missed, wrong = actual - hits, predicted - hits
-    # Each class against all others: differences of squares of the total would lose the digits of rare classes.
-    beyond_chance = (hits * (everyone - actual - wrong) - missed * wrong).sum(-1)
-    spread = (actual * (everyone - actual)).sum(-1) * (predicted * (everyone - predicted)).sum(-1)
-    correlation = np.where(spread == 0, 0.0, ratio(beyond_chance, np.sqrt(spread)))
+    # Summed per class against all others: a difference of squares of n would lose the digits of rare classes.
+    covariance = (hits * (n - actual - wrong) - missed * wrong).sum(-1)
+    variances = (actual * (n - actual)).sum(-1) * (predicted * (n - predicted)).sum(-1)
+    correlation = np.where(variances == 0, 0.0, ratio(covariance, np.sqrt(variances)))
     return {
         "accuracy": ratio(hits.sum(-1), total),
         "balanced_accuracy": mean_where(ratio(hits, actual), actual > 0),
         "matthews_correlation": np.where(total == 0, np.nan, correlation),
-        "cohen_kappa": ratio(beyond_chance, (actual * (everyone - predicted)).sum(-1)),
+        "cohen_kappa": ratio(covariance, (actual * (n - predicted)).sum(-1)),
     }
 
 
 def precision_recall_f1(counts: Counts, *, average: str, positive: int = 1) -> Columns:
-    """Return precision, recall and F1 under an average.
+    """Compute precision, recall and F1 under an average.
+
+    Per class, or over the summed counts of all classes for "micro"::
+
+        precision = hits / predicted     recall = hits / actual     f1 = 2 hits / (predicted + actual)
 
     Args:
-        counts: of the classes.
-        average: "binary" for class `positive` alone, "micro" over the counts of all classes, "macro" and "weighted" (by
-            the number of labels) over those that occur in labels or predictions, "per_class" for each, NaN for a class
-            that occurs in neither.
+        counts: counts per class.
+        average: "binary" for class `positive` alone; "micro" over the summed counts; "macro" and "weighted" (by the
+            number of labels) over the classes that occur in labels or predictions; "per_class" for each, NaN for a
+            class that occurs in neither.
         positive: the class that "binary" scores.
 
     Returns:
-        Arrays (...), with "per_class" (..., C), called precision, recall, f1.
+        Arrays (...), or (..., C) with "per_class", named precision, recall, f1.
 
-    Source: C. J. van Rijsbergen, "Information Retrieval", 1979.
+    References:
+        C. J. van Rijsbergen, "Information Retrieval", 2nd edition, 1979, chapter 7,
+        http://www.dcs.gla.ac.uk/Keith/Preface.html
 
     Example:
         >>> float(precision_recall_f1(counts_of(np.array([[3, 1], [0, 4]])), average="binary")["precision"])
         0.8
     """
-    occurs = counts.occurs
+    occurs: Array = counts.actual + counts.predicted > 0
     if average == "micro":
         counts = Counts(*(values.sum(-1) for values in counts))
     averages: dict[str, Callable[[Array], Array]] = {
@@ -118,28 +125,21 @@ def scores_of_counts(hits: ArrayLike, predicted: ArrayLike, actual: ArrayLike) -
     """Return precision, recall and F1 of counts of any shape, 0.0 for 0 / 0.
 
     Args:
-        hits: right among the predicted.
-        predicted: number predicted.
-        actual: number in the labels.
+        hits: number of correct predictions.
+        predicted: number of predictions.
+        actual: number of labels.
 
     Returns:
-        Arrays called precision, recall, f1.
+        Arrays named precision, recall, f1.
     """
     hits, predicted, actual = np.asarray(hits), np.asarray(predicted), np.asarray(actual)
-    pairs = ((hits, predicted), (hits, actual), (2 * hits, predicted + actual))
+    fractions = ((hits, predicted), (hits, actual), (2 * hits, predicted + actual))
     return {
-        name: np.where(whole == 0, 0.0, ratio(part, whole)) for name, (part, whole) in zip(SCORES, pairs, strict=True)
+        name: np.where(whole == 0, 0.0, ratio(part, whole))
+        for name, (part, whole) in zip(SCORES, fractions, strict=True)
     }
 
 
 def mean_where(values: Array, where: Array) -> Array:
-    """Return the mean over the last dimension of the values chosen, NaN where none is."""
+    """Return the mean over the last dimension of the chosen values, NaN where none are chosen."""
     return ratio(np.where(where, values, 0.0).sum(-1), where.sum(-1))
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Keep warnings about undefined scores in: what is returned for them is stated here and in each metric."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

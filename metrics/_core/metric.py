@@ -1,9 +1,11 @@
-"""A metric: statistics per sample -> sums -> scores; all that is the same for every metric stands here, once.
+"""`Metric`: columns per sample -> sums -> scores, and everything that is the same for all metrics.
 
-Source: Matt Post, "A Call for Clarity in Reporting BLEU Scores", 2018 (sacrebleu: sentence statistics, summed, scored).
+References:
+    Matt Post, "A Call for Clarity in Reporting BLEU Scores", 2018, https://arxiv.org/abs/1804.08771 (sacrebleu:
+    statistics per sentence, summed, then scored).
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,13 +14,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import sparse
 
-from . import keys as _keys
-from .arguments import check, integer, string, table
-from .evaluation import Array, Columns, EvalPrediction, batches, holds_tensors
+from . import keys
+from .arguments import check, integer
+from .evaluation import Array, Columns, EvalPrediction, batches, holds_tensors, leaves, mapped
 
 Statistics = Callable[[Any, Any], Mapping[str, ArrayLike]]
 Score = Callable[[Columns], Mapping[str, ArrayLike]]
-Summands = Callable[[Columns, Columns], tuple[Columns, Columns]]
+Center = Callable[[Columns, Columns], tuple[Columns, Columns]]
 
 
 class _Totals(NamedTuple):
@@ -32,94 +34,86 @@ class Metric:
     """Two pure functions that serve as `compute_metrics`, for a whole evaluation or step by step.
 
     A call with NumPy arrays (or lists of batches) is a whole evaluation. With `batch_eval_metrics=True` the Trainer
-    calls once a step, with tensors, and asks for the result on the last; it says neither when an evaluation starts nor
-    that one broke off. The sums of the running evaluation are therefore the only state. They are kept apart for tensors
-    and NumPy arrays, so that a whole evaluation never meets them; every result, every error, `reset()` and every copy
-    (pickle, deepcopy) leaves them empty; and steps are accepted only with `num_samples`, so that rows left by a broken
-    evaluation raise and are never counted. An evaluation of a single step is a whole one.
+    calls once per step, with tensors, and asks for the result in the last call; it signals neither the start of an
+    evaluation nor that one was interrupted. The sums of the running evaluation are therefore the only state. They are
+    kept apart for tensors and NumPy arrays, so that a whole evaluation never reads them; every result, every error,
+    `reset()` and every copy (pickle, deepcopy) clears them; and steps are accepted only with `num_samples`, so that
+    rows left over from an interrupted evaluation raise and are never counted. An evaluation of a single step is a
+    whole evaluation.
 
     Args:
-        statistics: `(predictions, labels)` -> dict of arrays with one row a sample, integers or floats (summed as int64
-            and float64); a `scipy.sparse.csr_array` where a row has few entries other than 0, as counts of cells have.
+        statistics: `(predictions, labels)` -> dict of arrays with one row per sample, integers or floats (summed as
+            int64 and float64); a `scipy.sparse.csr_array` where most entries of a row are 0, such as counts of cells.
             Predictions and labels are NumPy arrays, or tuples and dicts of them, dim 0 the sample.
         score: dict of sums over the samples -> dict of scores. Written with `...` for leading dimensions, it maps
             stacks of sums to stacks of scores. Undefined scores are NaN.
-        directions: for every key of the scores whether greater is better, None where neither is. A key may have a
+        higher_is_better: for every key of the scores whether greater is better, None where neither is. A key may have a
             placeholder: `top_{k}_accuracy`.
-        whole: why `score` needs the rows of all samples, if it does: it then gets the columns in place of their sums,
-            and the metric refuses to stream, with this reason.
-        summands: what is summed in place of the columns, where their sums would lose too many digits:
-            `(columns, origin)` -> columns about an origin, and the origin. The origin that comes is empty at the start
-            of an evaluation, and then what the last call returned; where something was summed it has to stay.
-        by_position: whether the metric belongs to the rows of the whole evaluation, one after the other, so that it
-            can't be computed on some of them.
-        by_draw: whether a sample may count several times, or stand beside its own of another run.
-        num_samples: how many samples an evaluation has; a result over another number raises.
-        counted_by: what says so, the option that the message names.
+        needs_all_samples: the reason why `score` needs the rows of all samples, if it does: it then receives the
+            columns instead of their sums, and the metric refuses to stream, with this reason.
+        center: what is summed instead of the columns, where their sums would lose too many digits:
+            `(columns, origin)` -> columns relative to an origin, and the origin. The origin passed in is empty at the
+            start of an evaluation, and then what the last call returned; where something was summed it must not change.
+        depends_on_order: whether the metric belongs to the rows of the whole evaluation, in their order, so that it
+            cannot be computed on a subset.
+        supports_resampling: whether a sample may be counted several times, or next to its counterpart of another run.
+        num_samples: the number of samples of an evaluation; a result over another number raises.
 
     Raises:
-        TypeError: `statistics`, `score` or `summands` can't be called, `directions` is not a dict of booleans and None,
-            `whole` no text, or `num_samples` not an integer.
-        ValueError: a key is reserved by the Trainer, or `num_samples` is not positive.
+        TypeError: if `higher_is_better` has other values than booleans and None, or `num_samples` is not an integer.
+        ValueError: if a key is reserved by the Trainer, or `num_samples` is not positive.
 
     Example:
         >>> from types import SimpleNamespace
         >>> def hits(predictions, labels):
         ...     return {"hits": predictions == labels, "samples": np.ones(len(labels))}
         >>> score = lambda sums: {"hit_rate": ratio(sums["hits"], sums["samples"])}
-        >>> metric = Metric(statistics=hits, score=score, directions={"hit_rate": True})
+        >>> metric = Metric(statistics=hits, score=score, higher_is_better={"hit_rate": True})
         >>> metric(SimpleNamespace(predictions=np.array([1, 2]), label_ids=np.array([1, 3])))
         {'hit_rate': 0.5}
     """
 
     statistics: Statistics
     score: Score
-    directions: Mapping[str, bool | None] = field(hash=False)
-    whole: str | None = None
-    summands: Summands | None = None
-    by_position: bool = False
-    by_draw: bool = True
+    higher_is_better: Mapping[str, bool | None] = field(hash=False)
+    needs_all_samples: str | None = None
+    center: Center | None = None
+    depends_on_order: bool = False
+    supports_resampling: bool = True
     num_samples: int | None = None
-    counted_by: str = "num_samples"
     _running: dict[bool, _Totals] = field(default_factory=dict, init=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse what can't be called, directions that are none, reserved keys and a senseless count."""
-        check(callable(self.statistics), "statistics", "a function of predictions and labels", self.statistics)
-        check(callable(self.score), "score", "a function of a dict of sums", self.score)
-        check(self.summands is None or callable(self.summands), "summands", "a function, or None", self.summands)
-        wanted = 'a dict of keys and whether greater is better: True, False or None, as {"error": False}'
-        for key, better in table("directions", self.directions, wanted).items():
-            known = isinstance(key, str) and (better is None or isinstance(better, (bool, np.bool_)))
-            check(known, "directions", wanted, {key: better})
-        _keys.check_free(self.directions)
-        if self.whole is not None:
-            string("whole", self.whole, "the reason why score needs all rows")
+        """Raise unless every direction is True, False or None, the keys are free and the count is positive."""
+        for key, better in self.higher_is_better.items():
+            known = better is None or isinstance(better, (bool, np.bool_))
+            check(known, f"higher_is_better[{key!r}]", "True, False or None", better)
+        keys.check_free(self.higher_is_better)
         if self.num_samples is not None:
-            integer("num_samples", self.num_samples, "the length of the evaluation set, len(eval_dataset)", least=1)
+            integer("num_samples (len(eval_dataset))", self.num_samples, minimum=1)
 
     def __call__(self, eval_pred: EvalPrediction, compute_result: bool = True) -> dict[str, float]:
-        """Score an evaluation, or take in one step of it.
+        """Score an evaluation, or add one step of it to the running sums.
 
         Args:
             eval_pred: predictions and labels, arrays or tensors.
-            compute_result: False on every step of a streaming evaluation but the last.
+            compute_result: False for every step of a streaming evaluation except the last.
 
         Returns:
             The scores, as a flat dict of Python floats; empty if `compute_result` is False.
 
         Raises:
-            TypeError: `eval_pred` is no EvalPrediction, or holds other things than arrays and tensors.
-            ValueError: rows or columns are not those expected, or the metric can't stream.
+            TypeError: if `eval_pred` is not an EvalPrediction, or holds anything but arrays and tensors.
+            ValueError: if rows or columns are not those expected, or the metric cannot stream.
         """
         kind = holds_tensors(eval_pred)
-        before = self._running.pop(kind, None)  # taken out: neither an error nor a result leaves anything behind
+        before = self._running.pop(kind, None)  # removed first, so that neither an error nor a result leaves it behind
         if not compute_result:
             self._check_streaming()
         columns = self.columns(eval_pred)
-        rows = next(iter(columns.values())).shape[0]
-        summed, origin = self.about(columns, before.origin if before else {})
-        totals = _Totals(rows, self._summed(summed), origin)
+        rows = num_rows(columns)
+        centered, origin = self.centered(columns, before.origin if before else {})
+        totals = _Totals(rows, self._summed(centered), origin)
         if before is not None:
             totals = _added(before, totals)
         self._check_rows(totals.rows, last=compute_result)
@@ -135,49 +129,53 @@ class Metric:
             eval_pred: predictions and labels, arrays or tensors.
 
         Returns:
-            At least one array, dense or sparse, each int64 or float64, dim 0 the sample, in the order in which the
-            samples came.
+            At least one array, dense or sparse, each int64 or float64, dim 0 the sample, in the order of the
+            evaluation. A metric made by `build` nests the columns of its parts in dicts.
 
         Raises:
-            TypeError: a leaf is neither array nor tensor, or a statistic is not numeric.
-            ValueError: rows or columns are not those expected.
+            TypeError: if a leaf is neither an array nor a tensor, or a statistic is not numeric.
+            ValueError: if rows or columns are not those expected.
         """
         parts = [_checked(self.statistics(batch.predictions, batch.labels), batch.rows) for batch in batches(eval_pred)]
+        if not any(leaves(parts[0])):
+            raise ValueError("statistics returned no column: expected a dict of arrays with one row per sample")
         for part in parts:
             _check_names(parts[0], part)
-        return {name: _joined([part[name] for part in parts]) for name in parts[0]}
+        columns: Columns = parts[0] if len(parts) == 1 else mapped(lambda *columns: stacked(columns), *parts)
+        return columns
 
-    def about(self, columns: Columns, origin: Columns) -> tuple[Columns, Columns]:
-        """Return the columns that are summed, or those that `score` takes as they are, and the origin they are about.
+    def centered(self, columns: Columns, origin: Columns) -> tuple[Columns, Columns]:
+        """Return the columns that are summed (or that `score` takes as they are), and the origin they are relative to.
 
         Args:
-            columns: what `columns` returned, of all samples or some.
-            origin: what an earlier call for the same sums returned, or empty.
+            columns: the output of `columns`, for all samples or some.
+            origin: the origin that an earlier call for the same sums returned, or an empty dict.
 
         Returns:
             Columns of the same rows, and the origin.
         """
-        return (columns, origin) if self.whole or self.summands is None else self.summands(columns, origin)
+        return (columns, origin) if self.needs_all_samples or self.center is None else self.center(columns, origin)
 
     def sums(self, columns: Columns) -> Columns:
-        """Return what `score` takes: the sums of the columns over dim 0, or the columns themselves if it needs them."""
-        return self._summed(self.about(columns, {})[0])
+        """Return the input of `score`: the sums of the columns over dim 0, or the columns if it needs all samples."""
+        return self._summed(self.centered(columns, {})[0])
 
     def _summed(self, columns: Columns) -> Columns:
-        with np.errstate(over="ignore", invalid="ignore"):  # inf and -inf have no sum: NaN
-            return columns if self.whole else {name: column.sum(axis=0) for name, column in columns.items()}
+        with np.errstate(over="ignore", invalid="ignore"):  # inf and -inf sum to NaN
+            sums: Columns = columns if self.needs_all_samples else mapped(lambda column: column.sum(axis=0), columns)
+        return sums
 
     def result(self, sums: Columns) -> dict[str, float]:
         """Return the scores of one evaluation as a flat dict of Python floats.
 
         Args:
-            sums: what `sums` returned.
+            sums: the output of `sums`.
 
         Returns:
             The scores.
 
         Raises:
-            ValueError: a score is not a single number, or its key has no entry in `directions`.
+            ValueError: if a score is not a single number, or its key has no entry in `higher_is_better`.
         """
         scores = {key: np.asarray(value) for key, value in self.scores(sums).items()}
         for key, value in scores.items():
@@ -186,25 +184,26 @@ class Metric:
         return {key: float(value) for key, value in scores.items()}
 
     def scores(self, sums: Columns) -> Mapping[str, ArrayLike]:
-        """Return `score(sums)`, of one evaluation or of a stack of them, and see to it that every key has a direction.
+        """Return `score(sums)` for one evaluation or a stack of them, after checking that every key has a direction.
 
         Args:
-            sums: what `sums` returned, or a stack of such arrays along new leading dimensions.
+            sums: the output of `sums`, or a stack of such arrays along new leading dimensions.
 
         Returns:
-            The scores; of a stack, arrays of the stack's shape.
+            The scores; for a stack, arrays of the stack's shape.
 
         Raises:
-            ValueError: a key has no entry in `directions`.
+            ValueError: if a key has no entry in `higher_is_better`.
         """
         scores = self.score(sums)
         for key in scores:
-            if _keys.find(key, self.directions) is None:
-                raise ValueError(f"score returned {key!r}; directions has only {', '.join(self.directions)}: add it")
+            if keys.find(key, self.higher_is_better) is None:
+                known = ", ".join(self.higher_is_better)
+                raise ValueError(f"score returned {key!r}, but higher_is_better has only {known}: add the key")
         return scores
 
     def reset(self) -> None:
-        """Forget the steps of an evaluation that broke off."""
+        """Discard the steps of an interrupted evaluation."""
         self._running.clear()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -212,100 +211,43 @@ class Metric:
         return {**self.__dict__, "_running": {}}
 
     def __repr__(self) -> str:
-        """Name the functions, the keys and the count."""
+        """Name the functions, the keys and the number of samples."""
         shown = {
-            "statistics": _name(self.statistics),
-            "score": _name(self.score),
-            "keys": f"({', '.join(self.directions)})",
-            "whole": self.whole,
+            "statistics": name_of(self.statistics),
+            "score": name_of(self.score),
+            "keys": f"({', '.join(self.higher_is_better)})",
+            "needs_all_samples": self.needs_all_samples,
             "num_samples": self.num_samples,
         }
         return f"Metric({', '.join(f'{name}={value}' for name, value in shown.items() if value is not None)})"
 
     def _check_streaming(self) -> None:
-        if self.whole:
+        if self.needs_all_samples:
             raise ValueError(
-                f"this metric can't be computed step by step: {self.whole}. Leave batch_eval_metrics=False, and let "
-                "the reducer keep a few numbers for each sample"
+                f"this metric cannot be computed step by step: {self.needs_all_samples}. Set batch_eval_metrics=False, "
+                "and let the reducer keep a few numbers per sample"
             )
         if self.num_samples is None:
             raise ValueError(
-                "a step of an evaluation came (batch_eval_metrics=True), and num_samples is not known. The Trainer "
-                "doesn't say where an evaluation starts, so the rows of one that broke off would be counted in the "
-                "next: say build(metric, num_samples=len(eval_dataset)), or leave batch_eval_metrics=False"
+                "got one step of an evaluation (batch_eval_metrics=True), but num_samples is not set. The Trainer does "
+                "not signal the start of an evaluation, so the rows of an interrupted one would be counted in the "
+                "next: use build(metric, num_samples=len(eval_dataset)), or set batch_eval_metrics=False"
             )
 
     def _check_rows(self, rows: int, *, last: bool) -> None:
         if self.num_samples is None or rows == self.num_samples or (rows < self.num_samples and not last):
             return
-        if self.counted_by != "num_samples":
-            raise ValueError(
-                f"{self.counted_by} has {self.num_samples} values, and {rows} samples came: one for each sample of the "
-                "dataset evaluated, in its order"
-            )
         raise ValueError(
-            f"{rows} rows came, and an evaluation has num_samples={self.num_samples}. If one broke off before: its "
-            "rows are forgotten now, evaluate again. If not: num_samples is the length of the dataset evaluated "
-            "(dataloader_drop_last drops rows, Seq2SeqTrainer repeats some on several processes)"
+            f"expected num_samples={self.num_samples} rows, got {rows}. The state was reset: if an earlier evaluation "
+            "was interrupted, run this one again. Otherwise num_samples, or the number of groups, units or features "
+            "given, must be the length of the dataset evaluated (dataloader_drop_last drops rows, Seq2SeqTrainer "
+            "repeats some on several processes)"
         )
 
 
-def build(*metrics: Metric, num_samples: int | None = None, **named: Metric) -> Metric:
-    """Join metrics into one, which computes statistics that several of them share once.
-
-    Args:
-        metrics: metrics whose keys stay as they are.
-        num_samples: how many samples an evaluation has; needed for `batch_eval_metrics=True`.
-        named: metrics whose keys become `{name}_{key}`.
-
-    Returns:
-        One metric with the scores of all.
-
-    Raises:
-        TypeError: something is not a metric.
-        ValueError: nothing to join, two scores with one key, a key reserved by the Trainer, two values of num_samples.
-
-    Example:
-        >>> from metrics import build, language_modeling
-        >>> metric = build(lm=language_modeling(), num_samples=64)
-        >>> metric.directions["lm_perplexity"]
-        False
-    """
-    parts = [("", metric) for metric in metrics] + [(f"{name}_", metric) for name, metric in named.items()]
-    if not parts:
-        raise ValueError("build() needs at least one metric, as build(language_modeling(), num_samples=64)")
-    directions: dict[str, bool | None] = {}
-    for prefix, metric in parts:
-        check_metric(metric)
-        own = {prefix + key: direction for key, direction in metric.directions.items()}
-        if (key := _keys.collision(directions, own)) is not None:
-            raise ValueError(f"two metrics return {key!r}: name one of them, as build(first, other=second)")
-        directions |= own
-    given = [("num_samples", num_samples), *((metric.counted_by, metric.num_samples) for _, metric in parts)]
-    counts = [(name, count) for name, count in given if count is not None]
-    if any(count != counts[0][1] for _, count in counts):
-        shown = ", ".join(f"{count} by {name}" for name, count in counts)
-        raise ValueError(f"one evaluation has one number of samples; it was given as {shown}")
-    shared = {_identity(metric): metric for _, metric in parts}
-    places = list(shared)
-    reasons = dict.fromkeys(metric.whole for _, metric in parts if metric.whole)
-    summands = tuple(metric.summands for metric in shared.values())
-    return Metric(
-        statistics=_JoinedStatistics(tuple(metric.statistics for metric in shared.values())),
-        score=_JoinedScore(tuple((name, places.index(_identity(metric)), metric) for name, metric in parts)),
-        directions=directions,
-        whole="; ".join(reasons) or None,
-        summands=_JoinedSummands(summands) if any(summands) else None,
-        by_position=any(metric.by_position for _, metric in parts),
-        by_draw=all(metric.by_draw for _, metric in parts),
-        num_samples=counts[0][1] if counts else None,
-        counted_by=counts[0][0] if counts else "num_samples",
-    )
-
-
 def check_metric(metric: Any) -> None:
-    """Raise TypeError unless a metric came."""
-    check(isinstance(metric, Metric), "metric", "a metric, as language_modeling() or Metric(...)", metric)
+    """Raise TypeError unless the argument is a Metric."""
+    check(isinstance(metric, Metric), "metric", "a metric, such as language_modeling() or Metric(...)", metric)
 
 
 def ratio(numerator: ArrayLike, denominator: ArrayLike) -> Array:
@@ -315,117 +257,58 @@ def ratio(numerator: ArrayLike, denominator: ArrayLike) -> Array:
         return np.where(denominator == 0, np.nan, numerator / denominator)
 
 
-@dataclass(frozen=True)
-class _JoinedStatistics:
-    """Different statistics of the same samples, each column under the place of the one that it belongs to."""
-
-    parts: tuple[Statistics, ...]
-
-    def __call__(self, predictions: Any, labels: Any) -> dict[str, ArrayLike]:
-        return _numbered(statistics(predictions, labels) for statistics in self.parts)
-
-    def __repr__(self) -> str:
-        return f"({', '.join(map(_name, self.parts))})"
+def means(sums: Columns, *, over: str) -> Columns:
+    """Return all sums divided by the number in column `over`, for sums or stacks of them."""
+    return {name: ratio(total, sums[over]) for name, total in sums.items() if name != over}
 
 
-@dataclass(frozen=True)
-class _JoinedSummands:
-    """What is summed of each of the joined statistics, by their place."""
-
-    parts: tuple[Summands | None, ...]
-
-    def __call__(self, columns: Columns, origin: Columns) -> tuple[Columns, Columns]:
-        found = [
-            (_of_place(columns, place), _of_place(origin, place))
-            if summands is None
-            else summands(_of_place(columns, place), _of_place(origin, place))
-            for place, summands in enumerate(self.parts)
-        ]
-        return _numbered(summed for summed, _ in found), _numbered(about for _, about in found)
+def num_rows(columns: Columns) -> int:
+    """Return the number of samples of columns, nested or not."""
+    return int(next(leaves(columns))[1].shape[0])
 
 
-@dataclass(frozen=True)
-class _JoinedScore:
-    """The scores of all parts: prefix of the keys, place of the statistics, metric."""
-
-    parts: tuple[tuple[str, int, Metric], ...]
-
-    def __call__(self, sums: Columns) -> dict[str, ArrayLike]:
-        whole = any(metric.whole for _, _, metric in self.parts)
-        scores: dict[str, ArrayLike] = {}
-        for prefix, place, metric in self.parts:
-            own = _of_place(sums, place)
-            # Beside a metric that needs all rows, everybody gets rows: sum them for those who take sums.
-            scores |= {prefix + key: value for key, value in metric.scores(metric.sums(own) if whole else own).items()}
-        return scores
-
-    def __repr__(self) -> str:
-        shown = [
-            f"{prefix}*: {_name(metric.score)}" if prefix else _name(metric.score) for prefix, _, metric in self.parts
-        ]
-        return f"({', '.join(shown)})"
+def stacked(parts: Any) -> Any:
+    """Return dense or sparse arrays, one after the other along dim 0."""
+    return sparse.vstack(parts, format="csr") if sparse.issparse(parts[0]) else np.concatenate(parts)
 
 
-def _numbered(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    return {f"{place}.{name}": column for place, part in enumerate(parts) for name, column in part.items()}
+def name_of(function: Any) -> str:
+    """Return a name without the memory address that `repr` shows for a function."""
+    if isinstance(function, partial):
+        given = [name_of(value) if callable(value) else repr(value) for value in function.args]
+        options = [*given, *(f"{name}={value!r}" for name, value in function.keywords.items())]
+        return f"partial({', '.join([name_of(function.func), *options])})"
+    return getattr(function, "__qualname__", None) or repr(function)
 
 
-def _of_place(columns: Columns, place: int) -> Columns:
-    start = f"{place}."
-    return {name.removeprefix(start): column for name, column in columns.items() if name.startswith(start)}
-
-
-def _identity(metric: Metric) -> Any:
-    """Return what metrics with the same columns have in common; `partial` objects of equal content are equal here."""
-    parts: Any = metric.statistics
-    if isinstance(parts, partial):
-        parts = (parts.func, parts.args, tuple(sorted(parts.keywords.items())))
-    try:
-        hash(parts)
-    except TypeError:
-        parts = id(metric.statistics)
-    return parts, metric.summands
-
-
-def _checked(statistics: Mapping[str, Any], rows: int) -> Columns:
-    if not statistics:
-        raise ValueError("statistics returned no column: it returns a dict of arrays with one row for each sample")
-    columns = {
-        name: sparse.csr_array(value) if sparse.issparse(value) else np.asarray(value)
-        for name, value in statistics.items()
-    }
-    for name, column in columns.items():
+def _checked(statistics: Mapping[str, Any], rows: int, path: str = "") -> Any:
+    """Return the statistics as int64 and float64 arrays, dense or sparse, nested as they are."""
+    columns: dict[str, Any] = {}
+    for name, value in statistics.items():
+        if isinstance(value, Mapping):
+            columns[name] = _checked(value, rows, f"{path}{name}.")
+            continue
+        column = sparse.csr_array(value) if sparse.issparse(value) else np.asarray(value)
         if column.dtype.kind not in "biuf":
-            raise TypeError(f"the statistic {name!r} is of dtype {column.dtype}: it must be integer, float or bool")
+            raise TypeError(f"the statistic '{path}{name}' must be integer, float or bool, got dtype {column.dtype}")
         if column.shape[:1] != (rows,):
-            raise ValueError(f"the statistic {name!r} has shape {column.shape}, not ({rows}, ...): one row a sample")
-    dtypes = {name: np.float64 if column.dtype.kind == "f" else np.int64 for name, column in columns.items()}
-    return {name: column.astype(dtypes[name], copy=False) for name, column in columns.items()}
-
-
-def _joined(parts: list[Array]) -> Array:
-    if len(parts) == 1:
-        return parts[0]
-    joined: Array = sparse.vstack(parts, format="csr") if sparse.issparse(parts[0]) else np.concatenate(parts)
-    return joined
+            raise ValueError(
+                f"the statistic '{path}{name}' must have one row per sample, ({rows}, ...), got shape {column.shape}"
+            )
+        columns[name] = column.astype(np.float64 if column.dtype.kind == "f" else np.int64, copy=False)
+    return columns
 
 
 def _check_names(first: Columns, other: Columns) -> None:
-    if first.keys() != other.keys():
-        raise ValueError(f"statistics differ between batches: {', '.join(first)} in one, {', '.join(other)} in another")
+    names, others = ([path for path, _ in leaves(columns)] for columns in (first, other))
+    if set(names) != set(others):
+        raise ValueError(
+            f"statistics differ between batches: {', '.join(names)} in one, {', '.join(others)} in another"
+        )
 
 
 def _added(left: _Totals, right: _Totals) -> _Totals:
     _check_names(left.sums, right.sums)
     with np.errstate(over="ignore", invalid="ignore"):
-        sums = {name: value + right.sums[name] for name, value in left.sums.items()}
+        sums = mapped(lambda value, other: value + other, left.sums, right.sums)
     return _Totals(left.rows + right.rows, sums, right.origin)
-
-
-def _name(function: Any) -> str:
-    """Return a name without the address in memory that `repr` gives a function."""
-    if isinstance(function, partial):
-        given = [_name(value) if callable(value) else repr(value) for value in function.args]
-        options = [*given, *(f"{name}={value!r}" for name, value in function.keywords.items())]
-        return f"partial({', '.join([_name(function.func), *options])})"
-    return getattr(function, "__qualname__", None) or repr(function)

@@ -1,4 +1,4 @@
-"""Whether the samples of an evaluation came in the order of the dataset, told by their labels."""
+"""Check by the labels that the samples of an evaluation came in the order of the dataset."""
 
 import zlib
 from collections.abc import Iterable
@@ -7,41 +7,40 @@ from typing import Any
 import numpy as np
 
 from .arguments import numbers
-from .classes import IGNORED
-from .evaluation import Array
+from .evaluation import IGNORED, Array
 
 
 def digests(labels: Any) -> Array:
-    """Return a checksum of each sample's labels that padding with -100 does not change.
+    """Return a checksum of the labels of each sample, which padding with -100 does not change.
 
     Args:
-        labels: an array, a tuple of arrays, or the rows of a dataset; dim 0 the sample.
+        labels: an array, a tuple of arrays, or the rows of a dataset; dim 0 is the sample.
 
     Returns:
         int64 (samples,).
 
     Raises:
-        TypeError: labels are no numbers.
+        TypeError: if labels are not numbers.
     """
     rows: Iterable[Any] = zip(*labels, strict=True) if isinstance(labels, tuple) else labels
     return np.array([_digest(numbers("the labels of a sample", row, "an array of numbers")) for row in rows], np.int64)
 
 
 def check_order(differ: Array) -> None:
-    """Refuse an evaluation whose samples are not those of the dataset, one after the other.
+    """Raise ValueError if the evaluation is in another order than the dataset.
 
     Args:
-        differ: bool (samples,), whether the labels that came are other ones than those of the dataset.
+        differ: bool (samples,), True where the labels of the evaluation differ from those of the dataset.
 
     Raises:
-        ValueError: some do.
+        ValueError: if any labels differ.
     """
     wrong = np.flatnonzero(differ)
     if wrong.size:
         raise ValueError(
-            f"the labels of {wrong.size} of {len(differ)} samples, the first in row {wrong[0]}, are not those of the "
-            "dataset in that row: a sampler reorders the evaluation (group_by_length=True does), or the labels given "
-            "here are not those that the collator makes"
+            f"the labels of {wrong.size} of {len(differ)} samples, the first in row {wrong[0]}, differ from those of "
+            "the dataset in that row: either a sampler reorders the evaluation (group_by_length=True does), or the "
+            "labels given here are not those that the collator makes"
         )
 
 
