@@ -162,7 +162,7 @@ def to_evaluate(metric: Metric, *, kind: Kind) -> Any:
         "references": datasets.Value("float64" if kind == "scores" else "int64"),
     }
 
-    class Wrapped(evaluate.Metric):  # type: ignore[misc,name-defined]
+    class Wrapped(evaluate.Metric):  # type: ignore[misc]
         def _info(self) -> Any:
             text = {"description": repr(metric), "citation": "", "inputs_description": "predictions, references"}
             return evaluate.MetricInfo(**text, features=datasets.Features(features))

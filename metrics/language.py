@@ -12,29 +12,17 @@ from ._core.keys import find
 from ._core.metric import Metric, ratio
 
 # The columns that are read and what returns them: a contract between the two packages.
+NEEDED = ("nll", "tokens", "correct", "all_correct")
 COLUMNS = {
-    "nll": "sample_sums",
-    "tokens": "sample_sums",
-    "correct": "sample_sums",
-    "all_correct": "sample_sums",
+    **dict.fromkeys(NEEDED, "sample_sums"),
     "correct_top_{k}": "sample_sums with top_k=k",
     "entropy": "sample_sums with entropy=True",
-    "bytes": "text_lengths",
-    "characters": "text_lengths",
+    **dict.fromkeys(("bytes", "characters"), "text_lengths"),
 }
-NEEDED = ("nll", "tokens", "correct", "all_correct")
-
 HIGHER_IS_BETTER: dict[str, bool | None] = {
-    "nll_loss": False,
-    "perplexity": False,
-    "token_accuracy": True,
-    "top_{k}_accuracy": True,
-    "entropy": None,
-    "sequence_accuracy": True,
-    "tokens": None,
-    "samples": None,
-    "bits_per_byte": False,
-    "bits_per_character": False,
+    **dict.fromkeys(("nll_loss", "perplexity", "bits_per_byte", "bits_per_character"), False),
+    **dict.fromkeys(("token_accuracy", "top_{k}_accuracy", "sequence_accuracy"), True),
+    **dict.fromkeys(("entropy", "tokens", "samples")),
 }
 
 

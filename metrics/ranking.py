@@ -1,7 +1,6 @@
 """Scores of rankings: of labels among classes, of the candidates of a query, of documents among all of the dataset."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -145,7 +144,7 @@ def paired_retrieval(ks: Sequence[int] = (1, 10), *, queries: str = "queries", d
     ks = _checked("ks", ks)
     return Metric(
         statistics=partial(vectors, names=(queries, documents)),
-        score=PairedScores(ks),
+        score=partial(paired_scores, ks=ks),
         higher_is_better=dict.fromkeys(("mrr", *(f"recall_at_{k}" for k in ks)), True),
         needs_all_samples="each query is compared with the documents of all samples",
         supports_resampling=False,
@@ -209,24 +208,19 @@ def vectors(predictions: Any, labels: Any, *, names: tuple[str, str]) -> Columns
     return {"queries": first, "documents": second}
 
 
-@dataclass(frozen=True)
-class PairedScores:
-    """The scores of `paired_retrieval`, from the columns of `vectors`."""
-
-    ks: tuple[int, ...]
-
-    def __call__(self, rows: Columns) -> Columns:
-        queries, documents = rows["queries"], rows["documents"]
-        step = max(1, CHUNK // max(1, len(documents)))
-        ranks = [np.zeros(0, np.int64)]
-        for start in range(0, len(queries), step):
-            with np.errstate(over="ignore", invalid="ignore"):  # vectors of a model that has diverged
-                products = queries[start : start + step] @ documents.T
-            paired = products[np.arange(len(products)), start + np.arange(len(products))]
-            ranks.append((~(products < paired[:, None])).sum(1))  # a NaN product ranks last
-        rank = np.concatenate(ranks)
-        scores = {"mrr": 1 / rank, **{f"recall_at_{k}": rank <= k for k in self.ks}}
-        return {name: ratio(values.sum(), len(values)) for name, values in scores.items()}
+def paired_scores(rows: Columns, *, ks: tuple[int, ...]) -> Columns:
+    """Return the scores of `paired_retrieval`, from the columns of `vectors`."""
+    queries, documents = rows["queries"], rows["documents"]
+    step = max(1, CHUNK // max(1, len(documents)))
+    ranks = [np.zeros(0, np.int64)]
+    for start in range(0, len(queries), step):
+        with np.errstate(over="ignore", invalid="ignore"):  # vectors of a model that has diverged
+            products = queries[start : start + step] @ documents.T
+        paired = products[np.arange(len(products)), start + np.arange(len(products))]
+        ranks.append((~(products < paired[:, None])).sum(1))  # a NaN product ranks last
+    rank = np.concatenate(ranks)
+    scores = {"mrr": 1 / rank, **{f"recall_at_{k}": rank <= k for k in ks}}
+    return {name: ratio(values.sum(), len(values)) for name, values in scores.items()}
 
 
 def _scores_of_ranked(gains: Array, ks: tuple[int, ...]) -> Columns:

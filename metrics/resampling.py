@@ -157,7 +157,8 @@ def compare(
         True
     """
     n, seed, units = _checked(metric, n, seed, unit)
-    if not np.array_equal(_label_digests(first), _label_digests(second)):
+    left, right = (np.concatenate([digests(batch.labels) for batch in batches(run)]) for run in (first, second))
+    if not np.array_equal(left, right):
         raise ValueError("the two runs must have the same labels: predict on the same dataset, in the same order")
     runs = [metric.columns(first), metric.columns(second)]
     names = [[path for path, _ in leaves(run)] for run in runs]
@@ -362,10 +363,6 @@ def _interval(values: Array) -> tuple[float, float]:
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(defined, (tail, 1 - tail), method="inverted_cdf")
     return float(low), float(high)
-
-
-def _label_digests(eval_pred: EvalPrediction) -> Array:
-    return np.concatenate([digests(batch.labels) for batch in batches(eval_pred)])
 
 
 def _check_divisible(metric: Metric) -> None:

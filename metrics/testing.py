@@ -42,6 +42,7 @@ class Refusal(NamedTuple):
 
 
 Finding = tuple[str, Any, Any] | Refusal
+Check = Callable[["MetricSubject"], Iterator[Finding]]
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ class Rule:
         given: `predictions`, `labels` and `higher_is_better` of a `MetricSubject`.
     """
 
-    check: Callable[[MetricSubject], Iterator[Finding]]
+    check: Check
     given: Mapping[str, Any]
 
     def __call__(self, metric: Callable[..., Any]) -> Verdict:
@@ -140,11 +141,10 @@ class Rule:
                 if isinstance(finding, Refusal):
                     refusals.append(finding)
                     continue
-                what, given, expected = finding
                 compared += 1
-                difference = _distance(given, expected)
+                difference, shown = _compared(*finding[1:])
                 if difference > TOLERANCE:
-                    raise AssertionError(self._broken(metric, f"{what}: {_contrast(given, expected)}"))
+                    raise AssertionError(self._broken(metric, f"{finding[0]}: {shown}"))
                 largest = max(largest, difference)
         except AssertionError:
             raise
@@ -277,7 +277,7 @@ def lists(metric: MetricSubject) -> Iterator[Finding]:
     """
     for cuts in SPLITS:
         batches = Evaluation(*map(list, zip(*metric.pieces(cuts), strict=True)))
-        yield from _same_or_refused(f"cut at {cuts}", _attempt(metric.fresh, batches), metric.scores())
+        yield from _same(f"cut at {cuts}", _attempt(metric.fresh, batches), metric.scores())
 
 
 def steps(metric: MetricSubject) -> Iterator[Finding]:
@@ -287,7 +287,7 @@ def steps(metric: MetricSubject) -> Iterator[Finding]:
     """
     for cuts in SPLITS:
         scores = _attempt(_steps, metric.fresh, metric.pieces(cuts))
-        yield from _same_or_refused(f"cut at {cuts}", scores, metric.scores())
+        yield from _same(f"cut at {cuts}", scores, metric.scores())
 
 
 def interrupted(metric: MetricSubject) -> Iterator[Finding]:
@@ -310,7 +310,7 @@ def interrupted(metric: MetricSubject) -> Iterator[Finding]:
         broken = metric.fresh
         broken(_tensors(metric.piece(slice(0, 1))), compute_result=False)
         scores = _attempt(again, broken)
-        yield from _same_or_refused(f"the next one, {again.__name__}", scores, metric.scores())
+        yield from _same(f"the next one, {again.__name__}", scores, metric.scores())
         yield from _same(f"the one after it, {again.__name__}", again(broken), metric.scores())
 
 
@@ -336,14 +336,7 @@ def empty(metric: MetricSubject) -> Iterator[Finding]:
             yield f"{what}, type of {key}", isinstance(value, float | int), True
 
 
-RULES: tuple[Callable[[MetricSubject], Iterator[Finding]], ...] = (
-    signature,
-    floats,
-    names,
-    higher_is_better,
-    inputs,
-    stateless,
-)
+RULES: tuple[Check, ...] = (signature, floats, names, higher_is_better, inputs, stateless)
 RULES += (permutation, padding, lists, steps, interrupted, empty)
 
 
@@ -458,17 +451,14 @@ def _attempt(call: Callable[..., Any], *given: Any) -> dict[str, Any] | Exceptio
         return error
 
 
-def _same(what: str, given: Mapping[str, Any], expected: Mapping[str, Any]) -> Iterator[Finding]:
+def _same(what: str, given: Mapping[str, Any] | Exception, expected: Mapping[str, Any]) -> Iterator[Finding]:
+    """Compare names and values of scores; an error in place of the scores is a refusal."""
+    if isinstance(given, Exception):
+        yield Refusal(what, f"{type(given).__name__}: {given}")
+        return
     yield f"{what}, names", sorted(given), sorted(expected)
     for key, value in expected.items():
         yield f"{what}, {key}", given[key], value
-
-
-def _same_or_refused(what: str, given: Mapping[str, Any] | Exception, expected: Mapping[str, Any]) -> Iterator[Finding]:
-    if isinstance(given, Exception):
-        yield Refusal(what, f"{type(given).__name__}: {given}")
-    else:
-        yield from _same(what, given, expected)
 
 
 def _arrays(tree: Any) -> list[Array]:
@@ -479,33 +469,24 @@ def _name(function: Any) -> str:
     return getattr(function, "__name__", None) or type(function).__name__
 
 
-def _numbers(value: Any) -> Array | None:
-    """Return numbers in float64; None for anything else."""
-    numeric = isinstance(value, (int, float, np.ndarray, np.number)) and not isinstance(value, bool)
-    return np.asarray(value, np.float64) if numeric else None
+def _compared(given: Any, expected: Any) -> tuple[float, str]:
+    """Return the largest difference relative to the larger of 1 and the expected numbers, and what to show of it.
 
-
-def _distance(given: Any, expected: Any) -> float:
-    """Return the largest difference relative to the larger of 1 and the expected numbers; inf for anything unequal."""
-    a, b = _numbers(given), _numbers(expected)
-    if a is None or b is None or a.shape != b.shape:
-        return 0.0 if a is None and b is None and given == expected else math.inf
-    return float(_apart(a, b).max(initial=0.0)) / max(1.0, float(np.abs(b[np.isfinite(b)]).max(initial=0.0)))
-
-
-def _apart(a: Array, b: Array) -> Array:
+    It is 0 for equal values, NaN and infinities included, and inf where shapes, or values that are not numbers, differ.
+    """
+    numeric = [
+        isinstance(x, (int, float, np.ndarray, np.number)) and not isinstance(x, bool) for x in (given, expected)
+    ]
+    if not all(numeric) or np.shape(given) != np.shape(expected):
+        equal = not any(numeric) and given == expected
+        return 0.0 if equal else math.inf, f"{given!r}, expected {expected!r}"
+    a, b = np.asarray(given, np.float64), np.asarray(expected, np.float64)
     with np.errstate(invalid="ignore"):
         apart = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
-    return np.where(np.isnan(apart), np.inf, apart)
-
-
-def _contrast(given: Any, expected: Any) -> str:
-    """Return the two values; for arrays the pair that is furthest apart, and its index."""
-    a, b = _numbers(given), _numbers(expected)
-    if a is None or b is None:
-        return f"{given!r}, expected {expected!r}"
-    if a.shape != b.shape:
-        return f"shape {a.shape}, expected {b.shape}"
-    place = np.unravel_index(int(_apart(a, b).argmax()), a.shape)
+    apart = np.where(np.isnan(apart), np.inf, apart)
+    difference = float(apart.max(initial=0.0)) / max(1.0, float(np.abs(b[np.isfinite(b)]).max(initial=0.0)))
+    if not difference:
+        return 0.0, ""
+    place = np.unravel_index(int(apart.argmax()), a.shape)
     where = f" at {tuple(map(int, place))}" if a.ndim else ""
-    return f"{a[place]:.6g}{where}, expected {b[place]:.6g}"
+    return difference, f"{a[place]:.6g}{where}, expected {b[place]:.6g}"

@@ -138,13 +138,13 @@ def translation(tokenizer: Tokenizer, *, tokenize: str = "13a") -> Metric:
         >>> round(translation(letters)(SimpleNamespace(predictions={"generated": text}, label_ids=text))["bleu"], 6)
         100.0
     """
-    counting = _Sacrebleu(tokenize)
     known = _library("sacrebleu.metrics").BLEU.TOKENIZERS
     if tokenize not in tuple(known):
         raise ValueError(f"tokenize must be one of {', '.join(known)}, got {tokenize!r}")
     if tokenize in ("ja-mecab", "ko-mecab"):  # these need another package; the rest load a model in the first call
-        counting.metrics()
-    return _metric("translation", tokenizer, counting.statistics, counting.scores, TRANSLATION)
+        _sacrebleu(tokenize)
+    measure, score = (partial(function, tokenize=tokenize) for function in (_segment_statistics, _corpus_scores))
+    return _metric("translation", tokenizer, measure, score, TRANSLATION)
 
 
 def summarization(tokenizer: Tokenizer, *, use_stemmer: bool = False) -> Metric:
@@ -174,7 +174,8 @@ def summarization(tokenizer: Tokenizer, *, use_stemmer: bool = False) -> Metric:
         1.0
     """
     _library("rouge_score.rouge_scorer")
-    return _metric("summarization", tokenizer, _Rouge(use_stemmer), partial(means, over="samples"), ROUGE)
+    measure = partial(_rouge, use_stemmer=use_stemmer)
+    return _metric("summarization", tokenizer, measure, partial(means, over="samples"), ROUGE)
 
 
 def transcription(tokenizer: Tokenizer) -> Metric:
@@ -293,40 +294,31 @@ def _matches(texts: list[str], references: list[str]) -> Columns:
     }
 
 
-@dataclass(frozen=True)
-class _Sacrebleu:
-    """The statistics of each segment, which sacrebleu itself sums and scores."""
-
-    tokenize: str
-
-    def metrics(self) -> dict[str, Any]:
-        library = _library("sacrebleu.metrics")
-        return {"bleu": library.BLEU(tokenize=self.tokenize), "chrf": library.CHRF(), "ter": library.TER()}
-
-    def statistics(self, texts: list[str], references: list[str]) -> Columns:
-        # A last pair of empty texts gives the number of statistics per segment even if there are no segments.
-        given = [*texts, ""], [[*references, ""]]
-        return {
-            name: np.array(metric._extract_corpus_statistics(*given), np.float64)[:-1]
-            for name, metric in self.metrics().items()
-        }
-
-    def scores(self, sums: Columns) -> Columns:
-        def score(metric: Any, sums: Array) -> Array:
-            return np.apply_along_axis(lambda row: metric._compute_score_from_stats(row.tolist()).score, -1, sums)
-
-        scores = {name: score(metric, sums[name]) for name, metric in self.metrics().items()}
-        return {name: np.where(sums["samples"] > 0, value, np.nan) for name, value in scores.items()}
+def _sacrebleu(tokenize: str) -> dict[str, Any]:
+    library = _library("sacrebleu.metrics")
+    return {"bleu": library.BLEU(tokenize=tokenize), "chrf": library.CHRF(), "ter": library.TER()}
 
 
-@dataclass(frozen=True)
-class _Rouge:
-    use_stemmer: bool
+def _segment_statistics(texts: list[str], references: list[str], *, tokenize: str) -> Columns:
+    """Return the statistics of each segment, which `_corpus_scores` scores after they are summed."""
+    # A last pair of empty texts gives the number of statistics per segment even if there are no segments.
+    given = [*texts, ""], [[*references, ""]]
+    found = {name: metric._extract_corpus_statistics(*given) for name, metric in _sacrebleu(tokenize).items()}
+    return {name: np.array(statistics, np.float64)[:-1] for name, statistics in found.items()}
 
-    def __call__(self, texts: list[str], references: list[str]) -> Columns:
-        scorer = _library("rouge_score.rouge_scorer").RougeScorer([*ROUGE], use_stemmer=self.use_stemmer)
-        scores = [scorer.score(reference, text) for text, reference in zip(texts, references, strict=True)]
-        return {name: np.array([score[name].fmeasure for score in scores], np.float64) for name in ROUGE}
+
+def _corpus_scores(sums: Columns, *, tokenize: str) -> Columns:
+    def score(metric: Any, sums: Array) -> Array:
+        return np.apply_along_axis(lambda row: metric._compute_score_from_stats(row.tolist()).score, -1, sums)
+
+    scores = {name: score(metric, sums[name]) for name, metric in _sacrebleu(tokenize).items()}
+    return {name: np.where(sums["samples"] > 0, value, np.nan) for name, value in scores.items()}
+
+
+def _rouge(texts: list[str], references: list[str], *, use_stemmer: bool) -> Columns:
+    scorer = _library("rouge_score.rouge_scorer").RougeScorer([*ROUGE], use_stemmer=use_stemmer)
+    scores = [scorer.score(reference, text) for text, reference in zip(texts, references, strict=True)]
+    return {name: np.array([score[name].fmeasure for score in scores], np.float64) for name in ROUGE}
 
 
 def _edits(texts: list[str], references: list[str]) -> Columns:
