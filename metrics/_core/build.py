@@ -45,8 +45,8 @@ def build(*metrics: Metric, num_samples: int | None = None, **named: Metric) -> 
             raise ValueError(f"two metrics return {key!r}: name one of them, for example build(first, other=second)")
         higher_is_better |= prefixed
     given = [num_samples, *(metric.num_samples for _, metric in parts)]
-    counts = list(dict.fromkeys(count for count in given if count is not None))
-    if len(counts) > 1:
+    counts = [count for count in given if count is not None]
+    if any(count != counts[0] for count in counts):
         raise ValueError(
             f"all metrics of one evaluation must have the same num_samples, got {', '.join(map(str, counts))}; the "
             "number of groups, units or features given to a metric counts as well"

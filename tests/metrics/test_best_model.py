@@ -7,7 +7,9 @@ from metrics._core import keys as _keys
 
 from .evaluations import columns, evaluation, samples
 
-OWN = Metric(statistics=dict, score=dict, directions={"gain": True, "regret": False, "size": None, "f1_{label}": True})
+OWN = Metric(
+    statistics=dict, score=dict, higher_is_better={"gain": True, "regret": False, "size": None, "f1_{label}": True}
+)
 
 
 @pytest.mark.parametrize(
@@ -54,13 +56,13 @@ def test_hundreds_of_names_need_no_regular_expression(monkeypatch):
     ],
 )
 def test_an_unknown_key_brings_the_nearest_ones(key, meant):
-    with pytest.raises(ValueError, match=rf"is not known; did you mean .*{re.escape(meant)}.*\?$"):
+    with pytest.raises(ValueError, match=rf"is unknown; did you mean .*{re.escape(meant)}.*\?$"):
         best_model_kwargs(key)
 
 
 @pytest.mark.parametrize("key", ["", "eval_", "val_ppl"])
 def test_what_is_near_nothing_brings_some(key):
-    with pytest.raises(ValueError, match=r"is not known; .* chosen by loss, nll_loss, perplexity, .* more$") as error:
+    with pytest.raises(ValueError, match=r"is unknown; .* selected by loss, nll_loss, perplexity, .* more$") as error:
         best_model_kwargs(key)
     assert len(str(error.value)) < 300
 
@@ -73,7 +75,7 @@ def test_the_loss_is_the_trainers_own(key, metric):
 
 @pytest.mark.parametrize("key", ["tokens", "samples", "entropy", "eval_tokens", "lm_samples"])
 def test_keys_without_direction_raise_and_are_not_listed(key):
-    with pytest.raises(ValueError, match="no better or worse; ") as error:
+    with pytest.raises(ValueError, match="neither better greater nor better smaller; ") as error:
         best_model_kwargs(key)
     assert not {"tokens", "samples", "entropy"} & {*re.split(r"\W+", str(error.value).partition(";")[2])}
 
@@ -82,16 +84,16 @@ def test_a_users_metric_brings_its_own():
     assert best_model_kwargs("regret", OWN) == {"metric_for_best_model": "regret", "greater_is_better": False}
     assert best_model_kwargs("eval_a_gain", build(a=OWN))["greater_is_better"] is True
     assert best_model_kwargs("f1_PER", OWN)["greater_is_better"] is True
-    with pytest.raises(ValueError, match=r"'perplexity' is not known.*gain, regret, f1_\{label\}$"):
+    with pytest.raises(ValueError, match=r"'perplexity' is unknown.*gain, regret, f1_\{label\}$"):
         best_model_kwargs("perplexity", OWN)
-    with pytest.raises(ValueError, match="not known"):
+    with pytest.raises(ValueError, match="is unknown"):
         best_model_kwargs("gain")
-    with pytest.raises(ValueError, match="not known"):
+    with pytest.raises(ValueError, match="is unknown"):
         best_model_kwargs("b_gain", build(a=OWN))
 
 
 def test_a_whole_name_goes_before_a_prefix_and_a_shorter_one():
-    metric = Metric(statistics=dict, score=dict, directions={"error": False, "no_error": True})
+    metric = Metric(statistics=dict, score=dict, higher_is_better={"error": False, "no_error": True})
     assert best_model_kwargs("no_error", metric)["greater_is_better"] is True
     assert best_model_kwargs("other_error", metric)["greater_is_better"] is False
 
@@ -100,11 +102,11 @@ def test_every_key_that_is_returned_has_a_direction():
     predictions = columns(samples(5))
     predictions |= {"bytes": predictions["tokens"], "characters": predictions["tokens"]}
     scores = language_modeling()(evaluation(predictions, predictions["nll"]))
-    assert len(scores) == len(language.DIRECTIONS)
+    assert len(scores) == len(language.HIGHER_IS_BETTER)
     for key in scores:
         entry = "top_{k}_accuracy" if key == "top_5_accuracy" else key
-        assert best_model.DIRECTIONS[entry] is language.DIRECTIONS[entry]
+        assert best_model.HIGHER_IS_BETTER[entry] is language.HIGHER_IS_BETTER[entry]
 
 
 def test_names_ending_in_loss_agree_with_the_trainers_guess():
-    assert all(direction is False for key, direction in best_model.DIRECTIONS.items() if key.endswith("loss"))
+    assert all(direction is False for key, direction in best_model.HIGHER_IS_BETTER.items() if key.endswith("loss"))

@@ -36,7 +36,7 @@ def test_labels_are_taken_from_a_dict_and_tuples_stay():
     assert only(evaluation(IDS, {"labels": IDS[:, 1], "weights": weights})).labels.tolist() == IDS[:, 1].tolist()
     first, second = only(evaluation(IDS, (IDS[:, 0], {"labels": IDS[:, 2]}))).labels
     assert (first.tolist(), second.tolist()) == (IDS[:, 0].tolist(), IDS[:, 2].tolist())
-    with pytest.raises(ValueError, match="needs the key 'labels'; it has start, end"):
+    with pytest.raises(ValueError, match="needs the key 'labels', got start, end"):
         batches(evaluation(IDS, {"start": IDS, "end": IDS}))
 
 
@@ -115,7 +115,7 @@ def test_rows_of_all_labels_agree():
         batches(evaluation(IDS, (IDS, IDS[:3])))
     with pytest.raises(ValueError, match=r"labels has shape \(\)"):
         batches(evaluation(IDS, np.array(3)))
-    with pytest.raises(ValueError, match="no labels came"):
+    with pytest.raises(ValueError, match="labels are missing"):
         batches(evaluation(IDS, ()))
 
 
@@ -129,7 +129,7 @@ def test_leaves_are_arrays_or_tensors(leaf):
 
 @pytest.mark.parametrize("wrong", [(IDS, IDS), IDS, None, SimpleNamespace(predictions=IDS)])
 def test_only_an_eval_prediction_is_taken(wrong):
-    metric = Metric(statistics=lambda predictions, labels: {"n": labels}, score=dict, directions={"n": None})
+    metric = Metric(statistics=lambda predictions, labels: {"n": labels}, score=dict, higher_is_better={"n": None})
     with pytest.raises(TypeError, match="takes an EvalPrediction"):
         metric(wrong)
 

@@ -1,7 +1,9 @@
 """Every family of scores in the stock Trainer: each mode, batch size and number of processes against loops."""
 
+import json
 import math
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,13 +24,15 @@ from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 from lossfns import question_answering_loss
 from lossfns.collators import pack_spans
 from metrics import (
+    best_model_kwargs,
     build,
+    by_dataset,
+    by_group,
     classification,
     entity_f1,
     extractive_qa,
     from_sklearn,
     label_ranking,
-    labels_from,
     language_modeling,
     multi_label,
     regression,
@@ -36,6 +40,7 @@ from metrics import (
     segmentation,
     text_match,
     transcription,
+    with_labels_from,
 )
 from reducers import (
     answer_logits,
@@ -51,8 +56,13 @@ from reducers import (
 )
 from tests import tiny
 
-from .test_trainer import MODES
-
+MODES = {
+    "concatenated": {},
+    "lists": {"eval_do_concat_batches": False},
+    "accumulated": {"eval_accumulation_steps": 1},
+    "accumulated lists": {"eval_accumulation_steps": 2, "eval_do_concat_batches": False},
+    "streaming": {"batch_eval_metrics": True},
+}
 ROWS = 10
 BATCHES = (1, 3, 8)
 WHOLE = {name: options for name, options in MODES.items() if name != "streaming"}
@@ -75,29 +85,37 @@ def zero(outputs, labels, num_items_in_batch=None):
 LANGUAGE = tiny.lm_rows(ROWS, seed=3)
 
 
-def language(**options):
+def language(dtype=torch.float64, **options):
     reducer = combine(
         sums=partial(sample_sums, shift=1),
         ranks=partial(label_rank, shift=1),
         text=partial(text_lengths, shift=1, lengths={"bytes": TABLE}),
         answer=partial(answer_logits, shift=1, token_ids=range(32)),
     )
-    answers = labels_from(classification(32), "answers")
+    answers = with_labels_from(classification(32), "answers")
     metric = build(language_modeling(), label_ranking((5,)), answer=answers, num_samples=ROWS)
-    return tiny.trainer(tiny.model("llama").eval(), eval_rows=LANGUAGE, reducer=reducer, metric=metric, **options)
+    model = tiny.model("llama", dtype=dtype).eval()
+    return tiny.trainer(model, eval_rows=LANGUAGE, **{"reducer": reducer, "metric": metric} | options)
 
 
 def expected_language():
     model = tiny.model("llama").eval()
-    nll, ranks, size, answers = [], [], 0, []
+    nll, ranks, size, answers, sequences = [], [], 0, [], []
     for row in LANGUAGE:
         pairs = list(zip(alone(model, row).logits[0], row["labels"][1:].tolist(), strict=False))
         pairs = [(x, label) for x, label in pairs if label != tiny.IGNORED]
         nll += [float(x.logsumexp(0) - x[label]) for x, label in pairs]
         ranks += [int((x > x[label]).sum()) for x, label in pairs]
+        sequences += [not any(ranks[-len(pairs) :])] if pairs else []
         size += sum(int(TABLE[label]) for _, label in pairs)
         answers += [(label, int(x[:32].argmax())) for x, label in pairs[:1] if label < 32]
     return {
+        "nll_loss": math.fsum(nll) / len(nll),
+        "perplexity": math.exp(math.fsum(nll) / len(nll)),
+        "token_accuracy": ranks.count(0) / len(ranks),
+        "sequence_accuracy": np.mean(sequences),
+        "tokens": len(nll),
+        "samples": ROWS,
         "bits_per_byte": math.fsum(nll) / math.log(2) / size,
         "mrr": math.fsum(1 / (1 + rank) for rank in ranks) / len(ranks),
         "hit_at_5": sum(rank < 5 for rank in ranks) / len(ranks),
@@ -259,6 +277,21 @@ def expected_classes():
     }
 
 
+GROUPS = [f"group {place % 3}" for place in range(ROWS)]
+
+
+def groups(**options):
+    labels = [int(row["labels"]) for row in CLASSES]
+    metric = build(classification(3), by_group(classification(3), GROUPS, labels=labels))
+    return tiny.trainer(tiny.model("bert_cls").eval(), eval_rows=CLASSES, reducer=argmax, metric=metric, **options)
+
+
+def expected_groups():
+    model = tiny.model("bert_cls").eval()
+    right = np.array([int(alone(model, row).logits.argmax()) == int(row["labels"]) for row in CLASSES])
+    return {f"accuracy/group {group}": right[group::3].mean() for group in range(3)}
+
+
 SIDES = [row | {"labels": row["labels"].clamp(max=1)} for row in RANKED]
 
 
@@ -324,6 +357,7 @@ FAMILIES = {
     "pixels": (pixels, expected_pixels, MODES),
     "rankings": (rankings, expected_rankings, MODES),
     "functions": (functions, expected_functions, WHOLE),
+    "groups": (groups, expected_groups, WHOLE),
 }
 
 
@@ -345,8 +379,8 @@ def test_every_mode_and_batch_size_equals_the_loop(expected, family, mode, batch
 
 
 @pytest.mark.parametrize("family", ["questions", "functions"])
-def test_what_needs_all_rows_refuses_to_stream(family):
-    with pytest.raises(ValueError, match="can't be computed step by step"):
+def test_metrics_of_all_rows_refuse_to_stream(family):
+    with pytest.raises(ValueError, match="cannot be computed step by step"):
         FAMILIES[family][0](per_device_eval_batch_size=3, batch_eval_metrics=True).evaluate()
 
 
@@ -370,6 +404,99 @@ def test_two_processes_equal_the_loop(expected):
         for name, result in results.items():
             truth = expected[name.split()[0]]
             assert {key: result[f"eval_{key}"] for key in truth} == pytest.approx(truth, rel=1e-12), name
+
+
+# --- one evaluation after another -------------------------------------------------------------------------------------
+
+
+def test_sampler_by_length_is_detected():
+    with pytest.raises(ValueError, match="reorders"):
+        groups(**tiny.GROUPED).evaluate()
+
+
+def test_by_dataset_selects_the_metric_by_number_of_rows():
+    metric = by_dataset(build(classification(3), num_samples=10), build(few=classification(3), num_samples=4))
+    datasets = {"all": CLASSES, "part": CLASSES[:4]}
+    model = tiny.model("bert_cls").eval()
+    result = tiny.trainer(model, eval_rows=datasets, reducer=argmax, metric=metric).evaluate()
+    assert {"eval_all_accuracy", "eval_part_few_accuracy"} <= result.keys()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_float32_logits(expected, mode):
+    trainer = language(torch.float32, per_device_eval_batch_size=3, **MODES[mode])
+    for result in (trainer.evaluate(), trainer.evaluate()):
+        assert result["eval_perplexity"] == pytest.approx(expected["language"]["perplexity"], rel=1e-6)
+        assert result["eval_tokens"] == expected["language"]["tokens"]
+
+
+def test_eval_loss_of_the_trainer_differs_from_the_mean_over_tokens(expected):
+    losses = [language(per_device_eval_batch_size=batch).evaluate()["eval_loss"] for batch in (3, 8)]
+    assert all(abs(loss - expected["language"]["nll_loss"]) > 1e-4 for loss in losses)
+
+
+class InterruptionError(Exception):
+    pass
+
+
+def test_streaming_after_an_interrupted_evaluation(expected):
+    trainer = language(per_device_eval_batch_size=3, batch_eval_metrics=True)
+    reducer, calls = trainer.preprocess_logits_for_metrics, []
+
+    def interrupting(logits, labels):
+        calls.append(len(labels))
+        if len(calls) == 3:
+            raise InterruptionError
+        return reducer(logits, labels)
+
+    trainer.preprocess_logits_for_metrics = interrupting
+    with pytest.raises(InterruptionError):
+        trainer.evaluate()
+    trainer.preprocess_logits_for_metrics = reducer
+    with pytest.raises(ValueError, match="interrupted"):
+        trainer.evaluate()
+    assert trainer.evaluate()["eval_nll_loss"] == pytest.approx(expected["language"]["nll_loss"], rel=1e-12)
+
+
+def test_streaming_without_num_samples_is_refused():
+    with pytest.raises(ValueError, match="num_samples"):
+        language(metric=language_modeling(), batch_eval_metrics=True, per_device_eval_batch_size=4).evaluate()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_predict_returns_the_same_scores(expected, mode):
+    result = language(per_device_eval_batch_size=3, **MODES[mode]).predict(LANGUAGE).metrics
+    assert result["test_perplexity"] == pytest.approx(expected["language"]["perplexity"], rel=1e-12)
+
+
+def test_error_without_a_reducer_names_it():
+    with pytest.raises(ValueError, match=r"sample_sums.*hold one array \(10, \d+, 64\)"):
+        language(reducer=None, metric=language_modeling()).evaluate()
+
+
+@pytest.mark.parametrize(("arguments", "kept"), [(best_model_kwargs("perplexity"), min), ({}, max)])
+def test_best_checkpoint_is_kept_and_its_state_written(arguments, kept):
+    arguments = arguments or {"metric_for_best_model": "perplexity"}  # the Trainer's guess: greater is better
+    trainer = tiny.trainer(
+        tiny.model("llama", seed=1),
+        tiny.lm_rows(8),
+        reducer=partial(sample_sums, shift=1),
+        metric=language_modeling(),
+        eval_rows=LANGUAGE,
+        learning_rate=0.1,
+        num_train_epochs=3,
+        save_strategy="epoch",
+        eval_strategy="epoch",
+        load_best_model_at_end=True,
+        **arguments,
+    )
+    trainer.train()
+    seen = tiny.logged(trainer, "eval_perplexity")
+    assert len(set(seen)) == 3
+    assert trainer.state.best_metric == kept(seen)
+    checkpoint = max(Path(trainer.args.output_dir).glob("checkpoint-*"))
+    written = json.loads((checkpoint / "trainer_state.json").read_text())
+    assert [entry["eval_perplexity"] for entry in written["log_history"] if "eval_perplexity" in entry] == seen
 
 
 # --- generation -------------------------------------------------------------------------------------------------------

@@ -43,14 +43,19 @@ APART = {"bootstrap", "translation"}
 def is_lawful(entry):
     """Whether the metric says that it can be computed on any samples, also several times on one."""
     metric = entry.function
-    return entry.name not in APART and isinstance(metric, Metric) and metric.by_draw and not metric.by_position
+    return (
+        entry.name not in APART
+        and isinstance(metric, Metric)
+        and metric.supports_resampling
+        and not metric.depends_on_order
+    )
 
 
 METRICS = [
     *filter(is_lawful, registry.METRICS),
-    Entry("classification", classification(4, average=("macro", "micro", "weighted"), ranking=True), ROWS, "ranking"),
-    Entry("multi_label", multi_label(3, ranking=True), SIDES, "ranking"),
-    Entry("regression", regression(ranking=True), REALS, "ranking"),
+    Entry("classification", classification(4, average=("macro", "micro", "weighted"), auc=True), ROWS, "ranking"),
+    Entry("multi_label", multi_label(3, auc=True), SIDES, "ranking"),
+    Entry("regression", regression(rank_correlation=True), REALS, "ranking"),
     Entry("translation", translation(test_text.TOKENIZER), TEXTS),
     Entry("preferences", preferences(), {"predictions": PAIRS, "labels": np.zeros(24)}),
     Entry("glue", glue("stsb"), {"predictions": REALS["predictions"][:, 0], "labels": REALS["labels"][:, 0]}, "stsb"),
@@ -79,11 +84,11 @@ def assert_order_does_not_matter(entry):
 def assert_repetition_is_weight(entry):
     once, twice = (scored(entry, np.tile(every_row(entry), times)) for times in (1, 2))
     assert twice == same({key: value * (1 + (key in COUNTS)) for key, value in once.items()})
-    if not entry.function.whole:
+    if not entry.function.needs_all_samples:
         evaluated = evaluation(entry.options["predictions"], entry.options["labels"])
-        columns, _ = entry.function.about(entry.function.columns(evaluated), {})
+        columns, _ = entry.function.centered(entry.function.columns(evaluated), {})
         weights = np.random.default_rng(2).integers(0, 4, len(every_row(entry)))
-        weighted = entry.function.result({name: weights @ column for name, column in columns.items()})
+        weighted = entry.function.result(mapped(lambda column: weights @ column, columns))
         assert weighted == same(scored(entry, np.repeat(every_row(entry), weights)))
 
 
@@ -100,7 +105,7 @@ def test_a_sample_that_comes_twice_is_one_of_weight_two(entry):
 def test_metrics_that_break_the_laws_are_caught():
     def kept(name, score):
         statistics = lambda predictions, labels: {"x": predictions}  # noqa: E731
-        own = Metric(statistics=statistics, score=score, directions={"score": True}, whole="a test")
+        own = Metric(statistics=statistics, score=score, higher_is_better={"score": True}, needs_all_samples="a test")
         return Entry(name, own, {"predictions": GENERATOR.random(8), "labels": np.zeros(8)})
 
     with pytest.raises(AssertionError):
@@ -122,12 +127,12 @@ AVERAGES = ("macro", "micro", "weighted", "per_class")
 RELABELLED = {
     "classification": (partial(classification, average=AVERAGES), IDS, TAGGED),
     "classification with probabilities": (
-        partial(classification, average=AVERAGES, ranking=True),
+        partial(classification, average=AVERAGES, auc=True),
         {"probabilities": SPREAD},
         TAGGED[:, 0],
     ),
     "multi_label": (
-        partial(multi_label, average=("macro", "micro", "samples", "per_class"), ranking=True),
+        partial(multi_label, average=("macro", "micro", "samples", "per_class"), auc=True),
         {"probabilities": GENERATOR.random((12, 5))},
         GENERATOR.integers(0, 2, (12, 5)),
     ),

@@ -1,5 +1,7 @@
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 
 def imported(code: str) -> set[str]:
@@ -22,3 +24,52 @@ def test_metrics_import_and_compute_without_torch_and_transformers():
 
 def test_an_import_of_torch_would_be_seen():
     assert "torch" in imported("import metrics, torch")
+
+
+ROOT = Path(__file__).resolve().parents[2]
+UNPLUGGED = """
+import pathlib, socket, sys, urllib.request
+
+def refuse(*arguments, **options):
+    raise AssertionError("the network was asked")
+
+socket.socket.connect = socket.getaddrinfo = refuse
+"""
+EVERYTHING = """
+from types import SimpleNamespace
+import numpy as np
+import metrics
+from metrics import plots
+from tests.kit.registry import METRICS
+from tests.metrics.test_in_trainer import language
+
+folder = pathlib.Path(sys.argv[1])
+for entry in METRICS:
+    entry.function(SimpleNamespace(predictions=entry.options["predictions"], label_ids=entry.options["labels"]))
+plots.group_bars({"f1/a": 0.5}, "f1").savefig(folder / "picture.png")
+found = SimpleNamespace(predictions=np.array([0, 1, 1]), label_ids=np.array([0, 1, 0]))
+metrics.to_evaluate(metrics.classification(2), kind="ids").compute(predictions=[1, 1], references=[1, 0])
+assert language().evaluate()["eval_perplexity"] > 1
+"""
+DOWNLOADS = "urllib.request.urlopen('http://localhost')"
+WRITES = "pathlib.Path.home().joinpath('.cache').mkdir()"
+
+
+def run(code, folder):
+    """A process whose home is a file: not even the superuser can make a folder in it."""
+    home = folder / "home"
+    home.touch()
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "XDG_"))}
+    environment = kept | {"HOME": str(home), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", UNPLUGGED + code, str(folder)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=240)
+
+
+def test_every_metric_works_without_network_and_home(tmp_path):
+    done = run(EVERYTHING, tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_what_needs_one_of_the_two_would_be_seen(tmp_path):
+    assert "the network was asked" in run(DOWNLOADS, tmp_path).stderr
+    assert "NotADirectoryError" in run(WRITES, tmp_path).stderr

@@ -91,9 +91,9 @@ def every_metric():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: text_match(None), TypeError, r"which has batch_decode; None came"),
-        (lambda: transcription(Words), TypeError, "the tokenizer is a tokenizer or processor"),  # not yet made
-        (lambda: translation(TOKENIZER, tokenize="typo"), ValueError, "tokenize is one of .*13a.*; 'typo' came"),
+        (lambda: text_match(None), TypeError, r"with batch_decode, got None"),
+        (lambda: transcription(Words), TypeError, "tokenizer must be a tokenizer or processor"),  # not yet made
+        (lambda: translation(TOKENIZER, tokenize="typo"), ValueError, "tokenize must be one of .*13a.*, got 'typo'"),
     ],
 )
 def test_mistakes_are_found_before_the_first_evaluation(make, error, message):

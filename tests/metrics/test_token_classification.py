@@ -240,11 +240,11 @@ def test_without_entities_the_score_is_zero_and_that_of_a_type_undefined():
 @pytest.mark.parametrize(
     ("tags", "scheme", "message"),
     [
-        (["O", "B-X", "I-X"], "IOB", "scheme is one of IOB1"),
-        (["O", "B-X", "E-X"], "IOB2", "'E-X' came"),
-        (["O", "B-X", "L-X"], "IOBES", "'L-X' came"),
-        (["O", "person"], "IOB2", "'person' came"),
-        (["O"], "IOB2", "'O' came"),
+        (["O", "B-X", "I-X"], "IOB", "scheme must be one of IOB1"),
+        (["O", "B-X", "E-X"], "IOB2", "got 'E-X'"),
+        (["O", "B-X", "L-X"], "IOBES", "got 'L-X'"),
+        (["O", "person"], "IOB2", "got 'person'"),
+        (["O"], "IOB2", "got 'O'"),
     ],
 )
 def test_tags_must_be_those_of_the_scheme(tags, scheme, message):
@@ -256,7 +256,7 @@ def test_what_is_no_prediction_is_refused():
     metric = entity_f1({0: "O", 1: "B-X"}, scheme="IOB2")
     with pytest.raises(ValueError, match=r"needs ids \(B, T\)"):
         metric(evaluation(np.zeros((2, 3, 2)), np.zeros((2, 3), np.int64)))
-    with pytest.raises(ValueError, match=r"\(B, T\); these have shape \(2,\)"):
+    with pytest.raises(ValueError, match=r"\(B, T\), got shape \(2,\)"):
         metric(evaluation(np.zeros(2, np.int64), np.zeros(2, np.int64)))
 
 
