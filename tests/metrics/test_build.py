@@ -18,6 +18,7 @@ from metrics import (
     regression,
     with_labels_from,
 )
+from metrics._core.evaluation import mapped
 
 from .evaluations import columns, evaluation, samples, tensors
 from .test_metric import ACCURACY, ERROR, GUESSES, SPEARMAN, TARGETS, hit_rate, hits
