@@ -10,10 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from metrics import (
-    Metric,
-    build,
-)
+from metrics import Metric, build
 
 Token = tuple[float, bool, bool, float]  # nll, correct, correct in the top 5, entropy
 COUNTS = ("tokens", "samples")

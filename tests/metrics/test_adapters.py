@@ -76,7 +76,7 @@ def test_functions_of_scikit_learn(function, kind, predictions, expected):
     assert pickle.loads(pickle.dumps(metric))(lists) == metric(lists)
 
 
-def test_functions_are_named_and_directed():
+def test_from_sklearn_sets_key_and_direction():
     metric = from_sklearn(partial(f1_score, average="macro"), kind="ids", greater_is_better=True)
     assert metric.higher_is_better == {"f1_score": True}
     with pytest.raises(ValueError, match="got '<lambda>': set name="):
@@ -85,7 +85,7 @@ def test_functions_are_named_and_directed():
         from_sklearn(f1_score, kind="logits", greater_is_better=True)
 
 
-def test_they_go_with_groups_and_intervals_and_refuse_to_stream():
+def test_from_sklearn_supports_groups_and_intervals_and_refuses_to_stream():
     metric = from_sklearn(accuracy_score, kind="ids", greater_is_better=True)
     scores = build(bootstrap(metric, n=50), by_group(metric, np.arange(10) % 2))(evaluation(IDS, LABELS))
     half = THERE[1::2]
@@ -116,7 +116,7 @@ def test_without_labels_every_score_is_nan(labels):
         ("ids", {"other": IDS}, ValueError, "column 'ids'"),
     ],
 )
-def test_what_is_of_another_kind_is_refused(kind, predictions, error, message):
+def test_predictions_of_another_kind_are_refused(kind, predictions, error, message):
     with pytest.raises(error, match=message):
         from_sklearn(accuracy_score, kind=kind, greater_is_better=True)(evaluation(predictions, LABELS))
 
@@ -167,13 +167,13 @@ def test_several_numbers_of_an_object_of_torchmetrics_have_names():
         (torchmetrics.classification.MulticlassROC(3), "single numbers"),
     ],
 )
-def test_what_is_no_number_of_torchmetrics_is_refused(module, message):
+def test_torchmetrics_objects_without_single_numbers_are_refused(module, message):
     kind, predictions = ("ids", IDS) if "Confusion" in type(module).__name__ else ("probabilities", PROBABILITIES)
     with pytest.raises(TypeError, match=message):
         from_torchmetrics(module, kind=kind)(evaluation(predictions, LABELS))
 
 
-def test_what_is_no_metric_of_another_library_is_refused():
+def test_objects_that_are_not_metrics_are_refused():
     for module in (
         3,
         torchmetrics.MeanAbsoluteError,
@@ -185,7 +185,7 @@ def test_what_is_no_metric_of_another_library_is_refused():
         from_evaluate(3, kind="ids", higher_is_better={"share": True})
 
 
-def test_ours_as_those_of_evaluate():
+def test_to_evaluate_returns_the_scores_of_the_metric():
     generator = np.random.default_rng(0)
     labels, ids, probabilities = LABELS[THERE], IDS[THERE], PROBABILITIES[THERE]
     wrapped = to_evaluate(classification(3), kind="ids")

@@ -55,13 +55,13 @@ def test_hundreds_of_names_need_no_regular_expression(monkeypatch):
         ("nl_loss", "nll_loss"),
     ],
 )
-def test_an_unknown_key_brings_the_nearest_ones(key, meant):
+def test_error_for_an_unknown_key_suggests_the_nearest(key, meant):
     with pytest.raises(ValueError, match=rf"is unknown; did you mean .*{re.escape(meant)}.*\?$"):
         best_model_kwargs(key)
 
 
 @pytest.mark.parametrize("key", ["", "eval_", "val_ppl"])
-def test_what_is_near_nothing_brings_some(key):
+def test_error_without_a_near_key_lists_some(key):
     with pytest.raises(ValueError, match=r"is unknown; .* selected by loss, nll_loss, perplexity, .* more$") as error:
         best_model_kwargs(key)
     assert len(str(error.value)) < 300
@@ -80,7 +80,7 @@ def test_keys_without_direction_raise_and_are_not_listed(key):
     assert not {"tokens", "samples", "entropy"} & {*re.split(r"\W+", str(error.value).partition(";")[2])}
 
 
-def test_a_users_metric_brings_its_own():
+def test_directions_of_a_user_metric_are_used():
     assert best_model_kwargs("regret", OWN) == {"metric_for_best_model": "regret", "greater_is_better": False}
     assert best_model_kwargs("eval_a_gain", build(a=OWN))["greater_is_better"] is True
     assert best_model_kwargs("f1_PER", OWN)["greater_is_better"] is True
@@ -92,7 +92,7 @@ def test_a_users_metric_brings_its_own():
         best_model_kwargs("b_gain", build(a=OWN))
 
 
-def test_a_whole_name_goes_before_a_prefix_and_a_shorter_one():
+def test_exact_key_has_precedence_over_a_prefixed_one():
     metric = Metric(statistics=dict, score=dict, higher_is_better={"error": False, "no_error": True})
     assert best_model_kwargs("no_error", metric)["greater_is_better"] is True
     assert best_model_kwargs("other_error", metric)["greater_is_better"] is False

@@ -9,15 +9,7 @@ import pytest
 from scipy.stats import spearmanr
 from sklearn.metrics import accuracy_score
 
-from metrics import (
-    Metric,
-    build,
-    by_dataset,
-    classification,
-    language_modeling,
-    regression,
-    with_labels_from,
-)
+from metrics import Metric, build, by_dataset, classification, language_modeling, regression, with_labels_from
 from metrics._core.evaluation import mapped
 
 from .evaluations import columns, evaluation, samples, tensors
@@ -102,7 +94,7 @@ def test_builds_nest():
         build(inner, num_samples=8)
 
 
-def test_build_refuses_what_is_no_metric():
+def test_build_refuses_arguments_that_are_not_metrics():
     with pytest.raises(ValueError, match="at least one metric"):
         build(num_samples=3)
     with pytest.raises(TypeError, match="function"):
@@ -126,7 +118,7 @@ def test_a_name_that_makes_a_reserved_key_is_refused():
         build(eval=ACCURACY)
 
 
-def test_a_metric_that_is_no_sum_gets_every_row():
+def test_metric_that_needs_all_samples_receives_rows():
     expected = spearmanr(GUESSES, TARGETS).statistic
     assert SPEARMAN(evaluation(GUESSES, TARGETS)) == {"spearman": expected}
     in_lists = evaluation([GUESSES[:3], GUESSES[3:]], [TARGETS[:3], TARGETS[3:]])
@@ -137,7 +129,7 @@ def test_a_metric_that_is_no_sum_gets_every_row():
 
 
 @pytest.mark.parametrize("metric", [build(SPEARMAN, num_samples=7), build(ACCURACY, SPEARMAN, num_samples=7)])
-def test_it_refuses_steps_with_the_reason(metric):
+def test_metric_that_needs_all_samples_refuses_steps_with_the_reason(metric):
     with pytest.raises(ValueError, match=r"Spearman ranks every sample among all.*batch_eval_metrics=False"):
         metric(evaluation(GUESSES[:3], TARGETS[:3]), compute_result=False)
 
@@ -150,7 +142,7 @@ def test_a_joined_metric_scores_stacks_of_sums():
     assert stack["perplexity"][1] == metric.result(metric.sums(rows))["perplexity"]
 
 
-def test_labels_out_of_a_column():
+def test_with_labels_from_uses_a_column_as_labels():
     found = {"ids": np.array([0, 1, 1]), "answers": np.array([0, 0, -100])}
     metric = with_labels_from(classification(2), "answers")
     assert metric(evaluation(found, np.zeros((3, 7))))["accuracy"] == 0.5

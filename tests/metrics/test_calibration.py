@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 
-from metrics import (
-    calibration,
-)
+from metrics import calibration
 
 from .evaluations import assert_every_mode, evaluation
 

@@ -82,7 +82,7 @@ def test_lists_of_labels_are_batches():
     assert len(of_tuples[0].predictions) == 2
 
 
-def test_a_list_of_predictions_beside_an_array_of_labels_is_a_structure():
+def test_list_of_predictions_with_an_array_of_labels_is_a_structure():
     assert len(only(evaluation([IDS, IDS], IDS)).predictions) == 2
 
 
@@ -92,7 +92,7 @@ def test_lists_must_have_the_same_length(predictions):
         batches(evaluation(predictions, [IDS, IDS]))
 
 
-def test_no_batches_are_no_evaluation():
+def test_empty_lists_of_batches_are_refused():
     with pytest.raises(ValueError, match="at least one"):
         batches(evaluation([], []))
 
@@ -105,7 +105,7 @@ def test_no_batches_are_no_evaluation():
         ((IDS, {"deep": (IDS[:3],)}), r"predictions\.1\.deep\.0 has shape \(3, 3\)"),
     ],
 )
-def test_rows_are_samples_in_everything(predictions, message):
+def test_all_arrays_must_have_one_row_per_sample(predictions, message):
     with pytest.raises(ValueError, match=message):
         batches(evaluation(predictions, IDS))
 

@@ -10,15 +10,7 @@ import pytest
 import torch
 from scipy import stats
 from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
-from sklearn.metrics import (
-    accuracy_score,
-    f1_score,
-    jaccard_score,
-    log_loss,
-    mean_squared_error,
-    ndcg_score,
-    r2_score,
-)
+from sklearn.metrics import accuracy_score, f1_score, jaccard_score, log_loss, mean_squared_error, ndcg_score, r2_score
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from lossfns import question_answering_loss

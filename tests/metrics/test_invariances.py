@@ -102,7 +102,7 @@ def test_a_sample_that_comes_twice_is_one_of_weight_two(entry):
     assert_repetition_is_weight(entry)
 
 
-def test_metrics_that_break_the_laws_are_caught():
+def test_metrics_that_break_the_invariances_are_caught():
     def kept(name, score):
         statistics = lambda predictions, labels: {"x": predictions}  # noqa: E731
         own = Metric(statistics=statistics, score=score, higher_is_better={"score": True}, needs_all_samples="a test")

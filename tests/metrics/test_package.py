@@ -71,7 +71,7 @@ def test_metrics_import_and_compute_without_torch_and_transformers():
     assert not imported(code) & {"torch", "transformers", "lossfns", "reducers"}
 
 
-def test_an_import_of_torch_would_be_seen():
+def test_import_of_torch_would_be_detected():
     assert "torch" in imported("import metrics, torch")
 
 
@@ -117,6 +117,6 @@ def test_every_metric_works_without_network_and_home(tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def test_what_needs_one_of_the_two_would_be_seen(tmp_path):
+def test_use_of_network_or_home_directory_would_be_detected(tmp_path):
     assert "the network was asked" in run(DOWNLOADS, tmp_path).stderr
     assert "NotADirectoryError" in run(WRITES, tmp_path).stderr

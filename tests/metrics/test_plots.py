@@ -50,7 +50,7 @@ def test_group_bars_with_intervals(tmp_path):
         plots.group_bars(scores, "f2")
 
 
-def test_nothing_global_is_touched():
+def test_plots_do_not_touch_pyplot():
     plots.group_bars({"f1/x": 0.5}, "f1")
     assert "matplotlib.pyplot" not in sys.modules or not sys.modules["matplotlib.pyplot"].get_fignums()
 

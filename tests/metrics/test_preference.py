@@ -52,7 +52,7 @@ def test_equal_infinities_are_a_tie_and_ignored_pairs_are_not_looked_at():
     assert scores["pairs"] == 2
 
 
-def test_an_infinite_reward_belongs_to_its_own_group():
+def test_infinite_reward_affects_only_its_group():
     pairs = [(1.0, 0.0), (0.5, 1.0), (2.0, 1.0), (3.0, -INF)]
     scores = by_group(preferences(), ["finite", "finite", "finite", "infinite"])(rewards(pairs))
     for name, own in (("finite", pairs[:3]), ("infinite", pairs[3:])):
@@ -60,7 +60,7 @@ def test_an_infinite_reward_belongs_to_its_own_group():
             assert scores[f"{key}/{name}"] == pytest.approx(value), key
 
 
-def test_a_replicate_without_the_infinite_reward_is_finite():
+def test_infinite_reward_affects_only_replicates_that_draw_it():
     pairs = [(1.0, 0.0), (0.5, 1.0), (2.0, 1.0), (3.0, -INF)]
     scores = bootstrap(preferences(), n=400)(rewards(pairs))
     assert -0.5 <= scores["reward_margin_low"] <= 1  # about a third of the replicates lack the last pair

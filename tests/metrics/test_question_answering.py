@@ -9,11 +9,7 @@ import torch
 from torchmetrics.functional.text import squad
 
 from lossfns.collators import pack_spans
-from metrics import (
-    bootstrap,
-    extractive_qa,
-    question_answering,
-)
+from metrics import bootstrap, extractive_qa, question_answering
 from reducers import spans
 
 from .evaluations import evaluation
@@ -95,7 +91,7 @@ def test_answers_score_as_in_squad(threshold):
     assert scores["unanswerable_exact_match"] == float(threshold < 8)
 
 
-def test_where_every_question_has_an_answer_one_is_given():
+def test_no_answer_is_never_predicted_if_all_questions_have_answers():
     scores = extractive_qa(EXAMPLES[:2], FEATURES[:3])(evaluation(spans_of(FOUND[:3], NULLS[:3]), np.zeros(3)))
     exact, f1 = expected_answers(answers_by_hand(nulls=False), EXAMPLES[:2])
     assert (scores["exact_match"], scores["token_f1"]) == pytest.approx((exact, f1), rel=1e-6)
@@ -103,7 +99,7 @@ def test_where_every_question_has_an_answer_one_is_given():
     assert scores["answerable_token_f1"] == scores["token_f1"]
 
 
-def test_windows_are_told_by_their_order():
+def test_order_of_windows_is_checked_by_positions():
     placed = [
         feature | {"start_positions": place, "end_positions": place + 1} for place, feature in enumerate(FEATURES)
     ]
@@ -143,7 +139,7 @@ def test_positions_outside_the_window_come_as_pack_spans_makes_them(place):
         metric(evaluation(spans_of(), np.where(packed == 5, N, packed)))  # an answer inside its window is not lost
 
 
-def test_labels_beside_positions_are_a_pair():
+def test_labels_must_be_a_pair_of_positions():
     placed = [feature | {"start_positions": 4, "end_positions": 5} for feature in FEATURES]
     for labels in (np.zeros(4), np.zeros((4, 3)), (np.zeros(4), np.zeros((4, 2)))):
         with pytest.raises(ValueError, match=r"one array \(B, 2\), as lossfns\.collators\.pack_spans makes it"):
@@ -152,7 +148,7 @@ def test_labels_beside_positions_are_a_pair():
         extractive_qa(EXAMPLES, [*placed[:3], FEATURES[3]])
 
 
-def test_what_is_no_question_is_refused():
+def test_invalid_examples_features_and_predictions_are_refused():
     with pytest.raises(ValueError, match="unknown: \\['z'\\]"):
         extractive_qa(EXAMPLES, [window("z", 0, 3)])
     with pytest.raises(ValueError, match="got 4 examples with 3 ids"):

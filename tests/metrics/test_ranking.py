@@ -4,22 +4,9 @@ import math
 
 import numpy as np
 import pytest
-from sklearn.metrics import (
-    average_precision_score,
-    label_ranking_average_precision_score,
-    ndcg_score,
-)
+from sklearn.metrics import average_precision_score, label_ranking_average_precision_score, ndcg_score
 
-from metrics import (
-    bootstrap,
-    build,
-    by_group,
-    compare,
-    label_ranking,
-    paired_retrieval,
-    regression,
-    retrieval,
-)
+from metrics import bootstrap, build, by_group, compare, label_ranking, paired_retrieval, regression, retrieval
 
 from .evaluations import assert_every_mode, evaluation
 
@@ -47,7 +34,7 @@ def test_ranks_agree_with_scikit_learn():
     assert label_ranking()(evaluation({"ranks": ranks}, labels))["mrr"] == pytest.approx(expected, rel=1e-12)
 
 
-def test_ranks_of_nothing():
+def test_label_ranking_without_labels_is_nan():
     for ranks in (np.zeros((0, 3), np.int32), np.full((2, 3), N)):
         assert np.isnan(list(label_ranking()(evaluation({"ranks": ranks}, ranks)).values())).all()
     with pytest.raises(ValueError, match="needs the column 'ranks'"):
@@ -87,7 +74,7 @@ def test_rankings_score_as_in_scikit_learn():
     assert grouped["map/1"] == pytest.approx(retrieval_by_hand(scores[1::2], labels[1::2])["map"])
 
 
-def test_rankings_of_nothing_and_of_equals():
+def test_retrieval_without_queries_is_nan_and_ties_keep_their_order():
     for labels in (np.zeros((0, 3), np.int64), np.full((2, 3), N), np.zeros((2, 3), np.int64)):
         scores = retrieval()(evaluation(np.zeros(labels.shape), labels))
         assert scores.pop("queries") == 0
@@ -95,7 +82,7 @@ def test_rankings_of_nothing_and_of_equals():
     assert retrieval()(evaluation(np.zeros((1, 4)), np.array([[0, 0, 1, 0]])))["mrr"] == pytest.approx(1 / 3)
 
 
-def test_a_candidate_that_is_ruled_out_comes_before_none():
+def test_candidate_with_score_minus_inf_ranks_before_a_missing_one():
     scores, labels = np.array([[0.5, -np.inf, 0.1]]), np.array([[N, 1, 0]])
     assert retrieval()(evaluation(scores, labels))["mrr"] == 0.5
 
@@ -109,12 +96,12 @@ def test_a_candidate_that_is_ruled_out_comes_before_none():
         ({"other": np.zeros((2, 3))}, np.zeros((2, 3)), ValueError, "column 'scores'"),
     ],
 )
-def test_what_is_no_ranking_is_refused(scores, labels, error, message):
+def test_invalid_rankings_are_refused(scores, labels, error, message):
     with pytest.raises(error, match=message):
         retrieval()(evaluation(scores, labels))
 
 
-def test_partners_are_found_among_all(monkeypatch):
+def test_paired_retrieval_ranks_documents_of_all_samples(monkeypatch):
     generator = np.random.default_rng(0)
     queries, documents = generator.normal(size=(2, 30, 5))
     products = queries @ documents.T
@@ -137,7 +124,7 @@ def test_partners_are_found_among_all(monkeypatch):
 
 
 @pytest.mark.parametrize("metric", [paired_retrieval(), build(paired_retrieval(), regression())])
-def test_partners_are_not_drawn_twice(metric):
+def test_paired_retrieval_refuses_resampling(metric):
     vectors = evaluation({"queries": np.eye(30), "documents": np.eye(30)}, np.zeros(30))
     for draw in (bootstrap, lambda metric: compare(metric, vectors, vectors)):
         with pytest.raises(ValueError, match="would compete with itself"):

@@ -77,7 +77,7 @@ def test_another_order_or_number_of_rows_raises():
     by_group(classification(3), LABELS % 2)(evaluation(IDS[order], LABELS[order]))  # what goes unseen without labels
 
 
-def test_order_is_told_whatever_the_padding():
+def test_order_check_ignores_padding():
     rows = [[1, 2], [-100, 1, 2, 0]]
     labels = np.array([[1, 2, -100, -100, -100], [-100, 1, 2, 0, -100]])
     assert by_group(classification(3), "ab", labels=rows)(evaluation(labels, labels))["accuracy/b"] == 1.0
@@ -85,7 +85,7 @@ def test_order_is_told_whatever_the_padding():
         by_group(classification(3), "ab", labels=rows)(evaluation(labels[::-1], labels[::-1]))
 
 
-def test_what_belongs_to_rows_refuses_to_stream_and_to_be_drawn():
+def test_by_group_refuses_streaming_and_resampling():
     grouped = by_group(classification(3), LABELS % 2)
     with pytest.raises(ValueError, match="groups belong to the rows"):
         grouped(evaluation(IDS, LABELS), compute_result=False)
@@ -95,7 +95,7 @@ def test_what_belongs_to_rows_refuses_to_stream_and_to_be_drawn():
 
 
 @pytest.mark.parametrize("arguments", [([],), (["a"], [1, 2])])
-def test_senseless_groups_are_refused(arguments):
+def test_invalid_groups_are_refused(arguments):
     groups, *labels = arguments
     with pytest.raises(ValueError, match="one entry per sample"):
         by_group(classification(3), groups, labels=labels[0] if labels else None)
@@ -172,7 +172,7 @@ def test_without_labels_there_is_no_interval(labels):
     assert np.isnan(list(scores.values())).all()
 
 
-def test_a_score_of_single_sums_is_refused_with_advice():
+def test_score_that_does_not_map_stacks_is_refused():
     metric = Metric(
         statistics=lambda predictions, labels: {"x": np.ones((len(labels), 2))},
         score=lambda sums: {"first": sums["x"][0]},
@@ -184,7 +184,7 @@ def test_a_score_of_single_sums_is_refused_with_advice():
 
 
 @pytest.mark.parametrize("names", [[1, 2, "1"], [None, "None", "b"], [True, "True", "b"], ["0.5", 0.5, 0.5]])
-def test_what_is_written_the_same_is_not_merged_silently(names):
+def test_values_with_the_same_string_form_are_refused(names):
     first = next(name for name in names if str(name) in map(str, [other for other in names if other is not name]))
     evaluated = evaluation(IDS[:3], LABELS[:3])
     for call in (
@@ -210,7 +210,7 @@ def test_integers_of_numpy_are_integers():
     assert retrieval(np.array([1, 5])).higher_is_better.keys() == retrieval((1, 5)).higher_is_better.keys()
 
 
-def test_units_are_one_a_sample_and_replicates_several():
+def test_number_of_units_and_replicates_is_checked():
     wrong = r"one value per sample, in their order, got 3 for 300 samples|num_samples=3 rows, got 300"
     with pytest.raises(ValueError, match=wrong):
         bootstrap(classification(3), unit="abc")(EVALUATED)
@@ -242,7 +242,7 @@ ALIKE = {
 
 @pytest.mark.parametrize("sparsely", [False, True], ids=["dense", "sparse"])
 @pytest.mark.parametrize("name", ALIKE)
-def test_samples_with_other_statistics_are_not(name, sparsely):
+def test_samples_with_different_statistics_have_different_hashes(name, sparsely):
     table = ALIKE[name]
     column = sparse.csr_array(table) if sparsely else table
     different = len(np.unique(table.view(np.int64), axis=0)) - (sparsely and name == "signs")  # no zero is stored
@@ -251,7 +251,7 @@ def test_samples_with_other_statistics_are_not(name, sparsely):
 
 
 @pytest.mark.parametrize("values", [[1.0, -1.0, -1.0, -1.0], [0.0, 1.0, 2.0, 3.0]], ids=["signs", "integers"])
-def test_alike_numbers_have_the_interval_of_their_mean(values):
+def test_interval_of_similar_numbers_follows_the_normal_distribution(values):
     """The percentiles of a mean of 400 draws: within a tenth of what the normal distribution says."""
     bias = Metric(
         statistics=lambda predictions, labels: {"error": predictions - labels, "samples": np.ones(len(labels))},
@@ -280,7 +280,7 @@ def test_a_sparse_column_is_read_in_any_form(form):
     assert made(form) == made(np.asarray)
 
 
-def test_one_prediction_of_nan_is_for_the_replicates_that_draw_it():
+def test_nan_prediction_affects_only_replicates_that_draw_it():
     generator = np.random.default_rng(0)
     truth = generator.random(40)
     predictions = truth + 0.3 * generator.random(40)
@@ -292,7 +292,7 @@ def test_one_prediction_of_nan_is_for_the_replicates_that_draw_it():
 
 
 @pytest.mark.parametrize("metric", [classification(3), SPEARMAN, regression()])
-def test_chunks_change_nothing(metric, monkeypatch):
+def test_chunk_size_does_not_matter(metric, monkeypatch):
     def everything():
         evaluated, other = evaluation(IDS + 0.0, LABELS), evaluation(BETTER + 0.0, LABELS)
         if metric.higher_is_better.keys() & {"accuracy"}:
@@ -332,7 +332,7 @@ def test_a_run_does_not_differ_from_itself():
 
 
 @pytest.mark.parametrize("far", [0, 1, 2], ids=["neither", "first", "second"])
-def test_a_run_that_lies_far_off_costs_the_other_no_digits(far):
+def test_compare_is_exact_if_one_run_has_a_large_offset(far):
     generator = np.random.default_rng(0)
     truth, *noise = generator.random((3, 50))
     runs = [

@@ -2,15 +2,9 @@
 
 import numpy as np
 import pytest
-from sklearn.metrics import (
-    accuracy_score,
-    f1_score,
-    jaccard_score,
-)
+from sklearn.metrics import accuracy_score, f1_score, jaccard_score
 
-from metrics import (
-    segmentation,
-)
+from metrics import segmentation
 
 from .evaluations import assert_every_mode, evaluation
 
@@ -37,7 +31,7 @@ def test_pixels_score_as_in_scikit_learn():
     assert np.isnan(more["iou/e"])
 
 
-def test_no_pixels_one_class_and_constants():
+def test_segmentation_without_pixels_and_with_constants():
     for labels in (np.zeros((0, 2, 2), np.int64), np.full((2, 2, 2), N)):
         assert np.isnan(list(segmentation(2)(evaluation(np.zeros_like(labels), labels)).values())).all()
     ones = np.ones((1, 2, 2), np.int64)

@@ -12,10 +12,10 @@ from seqeval import scheme as schemes
 from seqeval.metrics import sequence_labeling, v1
 
 from benchmarks import assets
-from metrics import best_model_kwargs, entity_f1
+from metrics import entity_f1
 from tests import tiny
 
-from .evaluations import evaluation, modes, sized
+from .evaluations import evaluation
 
 KEYS = ("entity_precision", "entity_recall", "entity_f1")
 PREFIXES = {"IOB1": "BI", "IOB2": "BI", "IOE1": "IE", "IOE2": "IE", "IOBES": "BIES", "BILOU": "BILU"}
@@ -115,7 +115,7 @@ def test_every_scheme_scores_as_in_seqeval(scheme, lenient):
         assert [scores[key] for key in KEYS] == pytest.approx(expected, abs=1e-12)
 
 
-def test_of_all_schemes_bilou_alone_is_read_otherwise_than_in_seqevals_default_mode():
+def test_only_bilou_differs_from_the_default_mode_of_seqeval():
     other = set()
     for scheme in PREFIXES:
         tags = tags_of(scheme)
@@ -172,7 +172,7 @@ def test_real_texts_score_as_in_conlleval(corpus, tmp_path):
         assert own == pytest.approx(values, abs=0.0051)  # two digits
 
 
-def test_what_the_shared_task_printed(newspaper):
+def test_scores_equal_those_printed_by_conlleval(newspaper):
     """conlleval's own answer to the English chunks, for where there is no Perl."""
     ids, labels, tags = newspaper
     metric = entity_f1(dict(enumerate(tags)), scheme="IOB2", lenient=True)
@@ -183,7 +183,7 @@ def test_what_the_shared_task_printed(newspaper):
 
 
 @pytest.mark.parametrize("lenient", [False, True])
-def test_its_steps_do_not_grow_with_the_tokens(lenient):
+def test_number_of_python_calls_does_not_grow_with_the_tokens(lenient):
     tags = tags_of("IOB2")
     metric = entity_f1(dict(enumerate(tags)), scheme="IOB2", lenient=lenient)
 
@@ -208,19 +208,11 @@ def test_samples_are_kept_apart():
     assert joined["entities"] == 1  # the broken variant: what one long sample would give
 
 
-def test_later_parts_of_a_word_are_taken_out_before_entities_are_read():
+def test_ignored_tokens_are_removed_before_entities_are_read():
     metric = entity_f1({0: "O", 1: "B-X", 2: "I-X"}, scheme="IOB2")
     labels, ids = np.array([[1, -100, 2]]), np.array([[1, 0, 2]])
     assert metric(evaluation(ids, labels))["entity_f1"] == 1.0
     assert metric(evaluation(ids, np.array([[1, 2, 2]])))["entity_f1"] == 0.0  # the broken variant: parts are labelled
-
-
-def test_every_mode_gives_one_result():
-    ids, labels = noisy((10, 7), 5, 3)
-    metric = entity_f1(dict(enumerate(tags_of("IOB2"))), scheme="IOB2")
-    expected = metric(evaluation(ids, labels))
-    for scores in modes(sized(metric, 10), {"ids": ids}, labels, (0, 3, 4, 10)).values():
-        assert scores == pytest.approx(expected, nan_ok=True, rel=1e-15)
 
 
 @pytest.mark.parametrize("labels", [np.zeros((0, 4), np.int64), np.zeros((3, 0), np.int64), np.full((2, 3), -100)])
@@ -252,16 +244,9 @@ def test_tags_must_be_those_of_the_scheme(tags, scheme, message):
         entity_f1(dict(enumerate(tags)), scheme=scheme)
 
 
-def test_what_is_no_prediction_is_refused():
+def test_invalid_predictions_are_refused():
     metric = entity_f1({0: "O", 1: "B-X"}, scheme="IOB2")
     with pytest.raises(ValueError, match=r"needs ids \(B, T\)"):
         metric(evaluation(np.zeros((2, 3, 2)), np.zeros((2, 3), np.int64)))
     with pytest.raises(ValueError, match=r"\(B, T\), got shape \(2,\)"):
         metric(evaluation(np.zeros(2, np.int64), np.zeros(2, np.int64)))
-
-
-def test_directions():
-    assert best_model_kwargs("entity_f1/PER") == {
-        "metric_for_best_model": "entity_f1/PER",
-        "greater_is_better": True,
-    }
