@@ -32,7 +32,7 @@ TESTS = (
     "tests/lossfns/test_trainer.py",
     "tests/lossfns/test_training.py",
     "tests/lossfns/test_units.py",
-    "tests/metrics/test_trainer.py",
+    "tests/metrics/test_in_trainer.py",
     "tests/kit/test_check_trainer.py",
     "tests/test_end_to_end.py",
 )

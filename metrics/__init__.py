@@ -1,32 +1,32 @@
 """Metrics for `Trainer(compute_metrics=...)`: statistics per sample -> sums -> a flat dict of Python floats."""
 
-from ._classification import classification, multi_label
-from ._glue import glue
-from ._metric import Metric, build
-from ._regression import regression
-from ._retrieval import partner_retrieval, retrieval
-from ._segmentation import segmentation
+from ._core.build import build, by_dataset, with_labels_from
+from ._core.metric import Metric
 from .adapters import from_evaluate, from_sklearn, from_torchmetrics, to_evaluate
-from .directions import best_model_kwargs
-from .entities import entity_f1
-from .extractive import extractive_qa
-from .generic import bootstrap, by_group, compare, dispatch, labels_from
-from .language import calibration, label_ranking, language_modeling
+from .best_model import best_model_kwargs
+from .calibration import calibration
+from .classification import classification, glue, multi_label, tuned_thresholds
+from .language import language_modeling
 from .preference import preferences
+from .question_answering import extractive_qa
+from .ranking import label_ranking, paired_retrieval, retrieval
+from .regression import regression
+from .resampling import bootstrap, by_group, compare
+from .segmentation import segmentation
 from .text import decode, summarization, text_match, transcription, translation
-from .thresholds import tuned_thresholds
+from .token_classification import entity_f1
 
 __all__ = [
     "Metric",
     "best_model_kwargs",
     "bootstrap",
     "build",
+    "by_dataset",
     "by_group",
     "calibration",
     "classification",
     "compare",
     "decode",
-    "dispatch",
     "entity_f1",
     "extractive_qa",
     "from_evaluate",
@@ -34,10 +34,9 @@ __all__ = [
     "from_torchmetrics",
     "glue",
     "label_ranking",
-    "labels_from",
     "language_modeling",
     "multi_label",
-    "partner_retrieval",
+    "paired_retrieval",
     "preferences",
     "regression",
     "retrieval",
@@ -48,4 +47,5 @@ __all__ = [
     "transcription",
     "translation",
     "tuned_thresholds",
+    "with_labels_from",
 ]

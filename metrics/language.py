@@ -1,73 +1,57 @@
 """Scores of language models, from sums over the tokens of each sample.
 
-A reducer has already chosen, shifted and counted the tokens; nothing here looks at a label or shifts anything.
+The reducer has already selected, shifted and counted the tokens; nothing here reads a label or shifts anything.
 """
 
-from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from . import _keys
-from ._arguments import integers
-from ._classes import per_sample
-from ._evaluation import Columns, describe, named_columns
-from ._metric import Metric, ratio
+from ._core.evaluation import Columns, missing, named_columns
+from ._core.keys import find
+from ._core.metric import Metric, ratio
 
-# The columns read here and what makes `reducers.sample_sums` return them: a contract between the two packages.
+# The columns that are read and what returns them: a contract between the two packages.
+NEEDED = ("nll", "tokens", "correct", "all_correct")
 COLUMNS = {
-    "nll": "sample_sums",
-    "tokens": "sample_sums",
-    "correct": "sample_sums",
-    "all_correct": "sample_sums",
+    **dict.fromkeys(NEEDED, "sample_sums"),
     "correct_top_{k}": "sample_sums with top_k=k",
     "entropy": "sample_sums with entropy=True",
-    "bytes": "text_lengths",
-    "characters": "text_lengths",
-    "ranks": "label_rank",
-    "bin_{sum}": "calibration_bins",
+    **dict.fromkeys(("bytes", "characters"), "text_lengths"),
 }
-NEEDED = ("nll", "tokens", "correct", "all_correct")
-
-DIRECTIONS: dict[str, bool | None] = {
-    "nll_loss": False,
-    "perplexity": False,
-    "token_accuracy": True,
-    "top_{k}_accuracy": True,
-    "entropy": None,
-    "sequence_accuracy": True,
-    "tokens": None,
-    "samples": None,
-    "bits_per_byte": False,
-    "bits_per_character": False,
+HIGHER_IS_BETTER: dict[str, bool | None] = {
+    **dict.fromkeys(("nll_loss", "perplexity", "bits_per_byte", "bits_per_character"), False),
+    **dict.fromkeys(("token_accuracy", "top_{k}_accuracy", "sequence_accuracy"), True),
+    **dict.fromkeys(("entropy", "tokens", "samples")),
 }
-RANKING: dict[str, bool | None] = {"mrr": True, "hit_at_{k}": True}
-CALIBRATION: dict[str, bool | None] = {"expected_calibration_error": False, "maximum_calibration_error": False}
-BINS = ("bin_labels", "bin_confidence", "bin_correct")
 
 
 def language_modeling() -> Metric:
-    """Score language models by token: negative log-likelihood, perplexity and accuracies, from per-sample sums.
+    """Score language models per token: negative log-likelihood, perplexity and accuracies, from sums per sample.
 
-    The reducer is `sample_sums`; its columns may stand in a dict of predictions, or in a dict inside it. The result is
-    a ratio of sums over all tokens, so it depends on neither batch size nor padding. Keys:
+    With nll the summed negative log-likelihood of n tokens, in nats::
 
-    - `nll_loss`: nats a token; `perplexity`: its exponential, inf where that overflows;
-    - `token_accuracy`, `top_{k}_accuracy` for each column `correct_top_{k}`: fractions of the tokens;
-    - `entropy`, if the column came: nats a token;
-    - `sequence_accuracy`: fraction of the samples with every token right, among those that have any token;
-    - `bits_per_byte`, `bits_per_character`, if `reducers.text_lengths` stands beside: log-likelihood of the scored
-      tokens by the length of their text, which compares models of different vocabularies;
-    - `tokens`, `samples`: how many were scored, and how many came.
+        nll_loss = nll / n     perplexity = exp(nll / n)     bits_per_byte = nll / ln(2) / bytes
 
-    Without any token, ratios are NaN and counts 0.0.
+    The reducer is `sample_sums`; its columns may be in a dict of predictions, or in a dict inside it. The result is a
+    ratio of sums over all tokens, so it depends on neither batch size nor padding. Keys:
+
+    - `nll_loss` (nats per token); `perplexity`, inf where the exponential overflows;
+    - `token_accuracy`, and `top_{k}_accuracy` for each column `correct_top_{k}`: fractions of the tokens;
+    - `entropy`, if the column is given: nats per token;
+    - `sequence_accuracy`: fraction of the samples with every token correct, among those that have tokens;
+    - `bits_per_byte`, `bits_per_character`, if the columns of `reducers.text_lengths` are given: log-likelihood of the
+      scored tokens per length of their text, which compares models with different vocabularies;
+    - `tokens`, `samples`: the number of tokens scored, and of samples.
+
+    Without tokens, ratios are NaN and counts 0.0.
 
     Returns:
         A metric to give to the Trainer as `compute_metrics`.
 
-    Source: F. Jelinek, R. L. Mercer, L. R. Bahl, J. K. Baker, "Perplexity - a measure of the difficulty of speech
-    recognition tasks", 1977.
+    References:
+        F. Jelinek, R. L. Mercer, L. R. Bahl, J. K. Baker, "Perplexity - a measure of the difficulty of speech
+        recognition tasks", 1977, https://doi.org/10.1121/1.2016299
 
     Example:
         >>> from types import SimpleNamespace
@@ -77,32 +61,37 @@ def language_modeling() -> Metric:
         >>> scores["nll_loss"], scores["token_accuracy"], scores["tokens"]
         (0.5, 0.5, 8.0)
     """
-    return Metric(statistics=token_sums, score=token_scores, directions=DIRECTIONS)
+    return Metric(statistics=token_sums, score=token_scores, higher_is_better=HIGHER_IS_BETTER)
 
 
 def token_sums(predictions: Any, labels: Any) -> Columns:
-    """Return the columns of `sample_sums` that `token_scores` reads, and who counts as a sample.
+    """Return the columns of `sample_sums` that `token_scores` reads, and which samples count.
 
     Args:
-        predictions: dict of arrays (samples,), or a dict of such dicts; other arrays may stand beside them.
+        predictions: dict of arrays (samples,), or a dict of such dicts; other arrays in it are not read.
         labels: not read.
 
     Returns:
-        Arrays (samples,): the columns in float64 (nats, tokens), `sequences` (has a token), `samples`.
+        Arrays (samples,): the columns in float64 (nats, tokens), `sequences` (1 if the sample has tokens), `samples`.
 
     Raises:
-        ValueError: a column is missing, stands there twice, or is not one number a sample.
+        ValueError: if a column is missing, is present twice, or is not one number per sample.
     """
-    read = COLUMNS.keys() - {"ranks", "bin_{sum}"}
-    found = {name: column for name, column in named_columns(predictions).items() if _keys.find(name, read)}
-    missing = [name for name in NEEDED if name not in found]
-    if missing:
-        raise ValueError(_missing(missing, predictions))
+    found = {name: column for name, column in named_columns(predictions).items() if find(name, COLUMNS)}
+    absent = [name for name in NEEDED if name not in found]
+    if absent:
+        sources = "; ".join(f"{name}: {source}" for name, source in COLUMNS.items())
+        raise missing(
+            f"the columns {', '.join(NEEDED)}, of which {', '.join(absent)} are missing. Set "
+            "preprocess_logits_for_metrics=partial(sample_sums, shift=1), or add its columns to others by "
+            f"combine(sums=partial(sample_sums, shift=1), ...). Columns and their reducers: {sources}",
+            predictions,
+        )
     for name, column in found.items():
         if column.ndim != 1:
             raise ValueError(
-                f"the column {name!r} has shape {column.shape}: it must be one sum a sample, ({len(column)},), "
-                "as sample_sums returns"
+                f"the column {name!r} must be one sum per sample, ({len(column)},), as sample_sums returns, got shape "
+                f"{column.shape}"
             )
     columns = {name: column.astype(np.float64) for name, column in found.items()}
     sequences = columns["tokens"] > 0
@@ -111,10 +100,10 @@ def token_sums(predictions: Any, labels: Any) -> Columns:
 
 
 def token_scores(sums: Columns) -> Columns:
-    """Return the scores that `language_modeling` lists.
+    """Return the scores of `language_modeling`.
 
     Args:
-        sums: the sums of `token_sums`, each of shape (...): a stack of evaluations, or one.
+        sums: the sums of `token_sums`, each of shape (...), for one evaluation or a stack of them.
 
     Returns:
         Scores of the same shape.
@@ -133,110 +122,3 @@ def token_scores(sums: Columns) -> Columns:
         scores["entropy"] = ratio(sums["entropy"], tokens)
     scores["sequence_accuracy"] = ratio(sums["all_correct"], sums["sequences"])
     return {**scores, "tokens": tokens, "samples": sums["samples"]}
-
-
-def label_ranking(hits: Sequence[int] = (1, 5, 10)) -> Metric:
-    """Score the ranks of labels: mean reciprocal rank and hits among the first k, whatever the number of classes.
-
-    The reducer is `label_rank`; its column is `ranks`, 0 for the best, -100 where nothing is scored. Keys: `mrr` and
-    `hit_at_{k}`, over all labels; NaN without any.
-
-    Args:
-        hits: the values of k.
-
-    Returns:
-        A metric to give to the Trainer as `compute_metrics`.
-
-    Raises:
-        TypeError: hits are no integers.
-        ValueError: a k below 1.
-
-    Source: E. M. Voorhees, "The TREC-8 Question Answering Track Report", 1999.
-
-    Example:
-        >>> from types import SimpleNamespace
-        >>> ranks = {"ranks": np.array([[-100, 0, 3]])}
-        >>> label_ranking()(SimpleNamespace(predictions=ranks, label_ids=np.zeros((1, 3))))["mrr"]
-        0.625
-    """
-    hits = integers("hits", hits, "a number of first places", least=1)
-    keys = ("mrr", *(f"hit_at_{k}" for k in hits))
-    return Metric(statistics=partial(rank_sums, hits=hits), score=rank_scores, directions=dict.fromkeys(keys, True))
-
-
-def rank_sums(predictions: Any, labels: Any, *, hits: tuple[int, ...]) -> Columns:
-    """Return what `rank_scores` reads: sums (samples,) over the labels of each sample, and `labels`, how many."""
-    ranks = named_columns(predictions).get("ranks")
-    if ranks is None or ranks.dtype.kind not in "iu":
-        raise ValueError(
-            f"label_ranking() needs the column 'ranks' (label_rank); predictions hold {describe(predictions)}"
-        )
-    scored = ranks >= 0
-    columns = {"mrr": np.where(scored, 1 / (1.0 + np.where(scored, ranks, 0)), 0.0), "labels": scored}
-    columns |= {f"hit_at_{k}": scored & (ranks < k) for k in hits}
-    return {name: per_sample(values) for name, values in columns.items()}
-
-
-def rank_scores(sums: Columns) -> Columns:
-    """Return the means that `label_ranking` lists, of sums or of stacks of them."""
-    return {name: ratio(total, sums["labels"]) for name, total in sums.items() if name != "labels"}
-
-
-def calibration() -> Metric:
-    """Score how far confidence is from accuracy, over bins of confidence, whatever the number of classes.
-
-    The reducer is `calibration_bins`, whose columns are read. Keys: `expected_calibration_error`, the mean gap over
-    labels, and `maximum_calibration_error`, the largest gap of a bin; NaN without any label.
-
-    Returns:
-        A metric to give to the Trainer as `compute_metrics`.
-
-    Source: C. Guo et al., "On Calibration of Modern Neural Networks", 2017.
-
-    Example:
-        >>> from types import SimpleNamespace
-        >>> bins = {"bin_labels": [[1, 3]], "bin_confidence": [[0.25, 2.75]], "bin_correct": [[0, 2]]}
-        >>> bins = {name: np.array(sums) for name, sums in bins.items()}
-        >>> calibration()(SimpleNamespace(predictions=bins, label_ids=np.zeros((1, 4))))
-        {'expected_calibration_error': 0.25, 'maximum_calibration_error': 0.25}
-    """
-    return Metric(statistics=bin_sums, score=gaps, directions=CALIBRATION)
-
-
-def bin_sums(predictions: Any, labels: Any) -> Columns:
-    """Return the columns of `calibration_bins` (samples, bins).
-
-    Raises:
-        ValueError: one is missing, or of another shape.
-    """
-    found = named_columns(predictions)
-    shapes = {found[name].shape if name in found else () for name in BINS}
-    if len(shapes) > 1 or any(len(shape) != 2 or shape[1] == 0 for shape in shapes):
-        raise ValueError(
-            f"calibration() needs the columns {', '.join(BINS)} (samples, bins) of calibration_bins; predictions hold "
-            f"{describe(predictions)}"
-        )
-    return {name: found[name] for name in BINS}
-
-
-@np.errstate(invalid="ignore")  # infinite sums have no difference: NaN
-def gaps(sums: Columns) -> Columns:
-    """Return the scores that `calibration` lists, of sums or of stacks of them."""
-    labels = sums["bin_labels"]
-    gap = abs(sums["bin_confidence"] - sums["bin_correct"])
-    largest = np.max(np.where(labels > 0, ratio(gap, labels), 0.0), axis=-1)
-    total = labels.sum(-1)
-    return {
-        "expected_calibration_error": ratio(gap.sum(-1), total),
-        "maximum_calibration_error": np.where(total > 0, largest, np.nan),
-    }
-
-
-def _missing(missing: list[str], predictions: Any) -> str:
-    sources = "; ".join(f"{name}: {source}" for name, source in COLUMNS.items())
-    return (
-        f"language_modeling() needs the columns {', '.join(NEEDED)}; missing: {', '.join(missing)}. "
-        f"Predictions hold {describe(predictions)}. "
-        "Set preprocess_logits_for_metrics=partial(sample_sums, shift=1), or keep its columns beside others by "
-        f"combine(sums=partial(sample_sums, shift=1), ...). What returns which column: {sources}"
-    )

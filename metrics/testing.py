@@ -1,37 +1,48 @@
-"""Rules for any `compute_metrics`: what the Trainer does with one, and what makes its scores the same in every mode.
+"""Rules for any `compute_metrics`: what the Trainer requires of it, and what makes its scores the same in every mode.
 
-Neither torch nor another package is imported before something is checked. The rules stand in the order in which they
-are asked, from the most particular defect to the most general.
+The module imports neither torch nor another package before something is checked. A rule is a generator function: its
+docstring says what must hold and, after "Fix:", how to repair a metric that breaks it; it yields `(what was measured,
+given, expected)`, or a `Refusal` where an error is as good as the correct number. Rules are checked in the order of
+this file, from the most specific defect to the most general.
 """
 
 from __future__ import annotations
 
 import copy
+import inspect
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import _keys
-from ._arguments import table
-from ._evaluation import Array, leaves, mapped
-from .directions import DIRECTIONS
+from ._core import keys
+from ._core.evaluation import Array, leaves, mapped
+from .best_model import HIGHER_IS_BETTER
 
-if TYPE_CHECKING:
-    from lossfns.testing.rules import Finding, Refusal, Report, Rule
-
-_SPLITS = ((1,), (1, 2), (2,))  # where an evaluation is cut into batches
+TOLERANCE = 1e-9  # relative to the larger of 1 and the expected number
+SPLITS = ((1,), (1, 2), (2,))  # where an evaluation is cut into batches
 
 
 class Evaluation(NamedTuple):
-    """What stands for an EvalPrediction: the same names, the same order."""
+    """A stand-in for EvalPrediction, with the same names in the same order."""
 
     predictions: Any
     label_ids: Any
+
+
+class Refusal(NamedTuple):
+    """An error that a metric raised where it may: what it was asked for, and its reason."""
+
+    what: str
+    reason: str
+
+
+Finding = tuple[str, Any, Any] | Refusal
+Check = Callable[["MetricSubject"], Iterator[Finding]]
 
 
 @dataclass(frozen=True)
@@ -41,12 +52,11 @@ class MetricSubject:
     metric: Callable[..., Any]
     predictions: Any
     labels: Any
-    directions: Mapping[str, bool | None]
-    tolerance: float = 1e-9
+    higher_is_better: Mapping[str, bool | None]
 
     @property
     def fresh(self) -> Callable[..., Any]:
-        """A copy without a past."""
+        """A copy of the metric without state from earlier calls."""
         return copy.deepcopy(self.metric)
 
     @property
@@ -54,117 +64,165 @@ class MetricSubject:
         """The number of samples."""
         return len(_arrays(self.labels)[0])
 
-    def piece(self, rows: Any) -> Evaluation:
-        """The evaluation of some of the samples."""
+    def piece(self, rows: Any = slice(None)) -> Evaluation:
+        """Return the evaluation of some of the samples, by default of all, as copies."""
         return Evaluation(*(mapped(lambda leaf: leaf[rows].copy(), tree) for tree in (self.predictions, self.labels)))
 
-    def whole(self) -> dict[str, Any]:
-        """The scores, of arrays of all samples."""
-        return dict(self.fresh(self.piece(slice(None))))
+    def scores(self) -> dict[str, Any]:
+        """Return the scores of all samples, given as arrays."""
+        return dict(self.fresh(self.piece()))
 
     def pieces(self, cuts: Sequence[int]) -> list[Evaluation]:
-        """The evaluation in batches, cut before these samples."""
-        edges = [0, *cuts, self.rows]
-        return [self.piece(slice(start, stop)) for start, stop in pairwise(edges)]
+        """Return the evaluation in batches, cut before these samples."""
+        return [self.piece(slice(start, stop)) for start, stop in pairwise([0, *cuts, self.rows])]
 
 
-def _tensors(evaluation: Evaluation) -> Evaluation:
-    import torch
+@dataclass(frozen=True)
+class Verdict:
+    """The result of a rule that is not broken.
 
-    return Evaluation(*(mapped(torch.from_numpy, tree) for tree in evaluation))
+    Attributes:
+        rule: name of the rule.
+        comparisons: number of values compared.
+        difference: largest difference between two numbers that count as equal.
+        refusals: what the metric refused.
+    """
 
+    rule: str
+    comparisons: int
+    difference: float
+    refusals: tuple[Refusal, ...] = ()
 
-def _steps(metric: Callable[..., Any], pieces: Sequence[Evaluation]) -> Any:
-    """The scores, of one call a step as with `batch_eval_metrics=True`."""
-    *steps, last = map(_tensors, pieces)
-    for step in steps:
-        metric(step, compute_result=False)
-    return metric(last, compute_result=True)
-
-
-def _attempt(call: Callable[..., Any], *given: Any) -> dict[str, Any] | Exception:
-    """Scores, or the error where the metric refuses: it is as right as the right number."""
-    try:
-        return dict(call(*given))
-    except Exception as error:
-        return error
-
-
-def _same(what: str, given: Mapping[str, Any], expected: Mapping[str, Any]) -> Iterator[Finding]:
-    yield f"{what}, names", sorted(given), sorted(expected)
-    for key, value in expected.items():
-        yield f"{what}, {key}", given[key], value
+    def __str__(self) -> str:
+        parts = [f"{self.comparisons:3} compared, apart by {self.difference:.1e}"] if self.comparisons else []
+        reasons = {refusal.reason: refusal.what for refusal in self.refusals}
+        parts += [f"refused {what}: {reason}" for reason, what in reasons.items()]
+        return "; ".join(parts) or "nothing to compare"
 
 
-def _same_or_refused(what: str, given: Mapping[str, Any] | Exception, expected: Mapping[str, Any]) -> Iterator[Finding]:
-    if isinstance(given, Exception):
-        yield _refusal(what, given)
-    else:
-        yield from _same(what, given, expected)
+@dataclass(frozen=True)
+class Report:
+    """The results of all rules for a metric that breaks none.
+
+    Attributes:
+        subject: name of the metric.
+        verdicts: one result per rule; a rule is kept if something was compared.
+        skipped: names of the rules that were not checked, with the reasons.
+    """
+
+    subject: str
+    verdicts: tuple[Verdict, ...]
+    skipped: Mapping[str, str]
+
+    def __str__(self) -> str:
+        results = {verdict.rule: str(verdict) for verdict in self.verdicts}
+        results |= {rule: f"skipped: {reason}" for rule, reason in self.skipped.items()}
+        width = max(map(len, results), default=0)
+        lines = [f"{self.subject} keeps {sum(verdict.comparisons > 0 for verdict in self.verdicts)} rules"]
+        return "\n".join([*lines, *(f"  {rule:{width}}  {result}" for rule, result in results.items())])
 
 
-def _refusal(what: str, error: Exception) -> Refusal:
-    from lossfns.testing.rules import Refusal
+@dataclass(frozen=True)
+class Rule:
+    """A rule with an evaluation: `rule(my_metric)` raises AssertionError or returns a `Verdict`.
 
-    return Refusal(what, f"{type(error).__name__}: {error}")
+    Attributes:
+        check: the generator function of the rule.
+        given: `predictions`, `labels` and `higher_is_better` of a `MetricSubject`.
+    """
+
+    check: Check
+    given: Mapping[str, Any]
+
+    def __call__(self, metric: Callable[..., Any]) -> Verdict:
+        compared, largest, refusals = 0, 0.0, []
+        try:
+            for finding in self.check(MetricSubject(metric, **self.given)):
+                if isinstance(finding, Refusal):
+                    refusals.append(finding)
+                    continue
+                compared += 1
+                difference, shown = _compared(*finding[1:])
+                if difference > TOLERANCE:
+                    raise AssertionError(self._broken(metric, f"{finding[0]}: {shown}"))
+                largest = max(largest, difference)
+        except AssertionError:
+            raise
+        except Exception as error:
+            raise AssertionError(self._broken(metric, f"raised {type(error).__name__}: {error}")) from error
+        return Verdict(self.name, compared, largest, tuple(refusals))
+
+    @property
+    def name(self) -> str:
+        """The name of the rule."""
+        return self.check.__name__
+
+    __name__ = name  # shown by pytest
+
+    def _broken(self, metric: Callable[..., Any], found: str) -> str:
+        promise, _, fix = inspect.cleandoc(self.check.__doc__ or "").partition("\n\nFix: ")
+        first = f"{_name(metric)} breaks the rule `{self.name}`."
+        return "\n  ".join([first, promise, found, f"Fix: {' '.join(fix.split())}"])
 
 
-# --- what comes out --------------------------------------------------------------------------------------------------
+# --- what the metric returns ------------------------------------------------------------------------------------------
 
 
 def signature(metric: MetricSubject) -> Iterator[Finding]:
-    """It takes one EvalPrediction and returns a dict.
+    """The metric must take one EvalPrediction and return a dict.
 
-    Fix: `def my_metric(eval_pred)`: bind options with functools.partial, and give the Trainer the function, uncalled.
+    Fix: `def my_metric(eval_pred)`: bind options with functools.partial, and give the function to the Trainer without
+    calling it.
     """
-    result = metric.fresh(metric.piece(slice(None)))
+    result = metric.fresh(metric.piece())
     yield "type of the result", "dict" if isinstance(result, Mapping) else type(result).__name__, "dict"
 
 
 def floats(metric: MetricSubject) -> Iterator[Finding]:
-    """Scores are single Python numbers under flat names.
+    """Scores must be single Python numbers under flat names.
 
-    Fix: `float(value)`: an array or tensor among them breaks the first checkpoint; spread lists and dicts over names.
+    Fix: `float(value)`: an array or tensor among the scores breaks the first checkpoint; give each element of a list or
+    dict a name of its own.
     """
-    for key, value in metric.whole().items():
+    for key, value in metric.scores().items():
         yield "name", type(key).__name__, "str"
         single = isinstance(value, float | int) and not isinstance(value, bool)
         yield f"type of {key}", "number" if single else type(value).__name__, "number"
 
 
 def names(metric: MetricSubject) -> Iterator[Finding]:
-    """No score has a name that the Trainer writes itself.
+    """No score may have a name that the Trainer writes itself.
 
-    Fix: another name, as `nll_loss` for `loss`, and no prefix `eval_`: the Trainer puts it there.
+    Fix: choose another name, such as `nll_loss` for `loss`, without the prefix `eval_`, which the Trainer adds.
     """
     taken = []
-    for key in metric.whole():
+    for key in metric.scores():
         try:
-            _keys.check_free([key])
+            keys.check_free([key])
         except ValueError:
             taken.append(key)
     yield "names taken", taken, []
 
 
-def directions(metric: MetricSubject) -> Iterator[Finding]:
-    """For every score it is known whether greater is better, or neither.
+def higher_is_better(metric: MetricSubject) -> Iterator[Finding]:
+    """For every score it must be known whether greater is better, or neither.
 
-    Fix: directions={"my_error": False} here, and greater_is_better=False in TrainingArguments: the Trainer takes for
-    better when greater whatever does not end in "loss", and keeps the worst checkpoint.
+    Fix: higher_is_better={"my_error": False} here, and greater_is_better=False in TrainingArguments: the Trainer
+    assumes that greater is better for every name that does not end in "loss", and then keeps the worst checkpoint.
     """
-    known = {**DIRECTIONS, **getattr(metric.metric, "directions", {}), **metric.directions}
-    yield "without a direction", [key for key in metric.whole() if _keys.find(key, known) is None], []
+    known = {**HIGHER_IS_BETTER, **getattr(metric.metric, "higher_is_better", {}), **metric.higher_is_better}
+    yield "without a direction", [key for key in metric.scores() if keys.find(key, known) is None], []
 
 
-# --- what it may not do ----------------------------------------------------------------------------------------------
+# --- what the metric must not do --------------------------------------------------------------------------------------
 
 
 def inputs(metric: MetricSubject) -> Iterator[Finding]:
-    """Predictions and labels are left as they were.
+    """Predictions and labels must not be changed.
 
     Fix: `labels = np.where(labels == -100, pad, labels)` instead of `labels[labels == -100] = pad`.
     """
-    given = metric.piece(slice(None))
+    given = metric.piece()
     metric.fresh(given)
     for what, tree, before in zip(Evaluation._fields, given, (metric.predictions, metric.labels), strict=True):
         for (path, leaf), original in zip(leaves(tree), _arrays(before), strict=True):
@@ -172,31 +230,31 @@ def inputs(metric: MetricSubject) -> Iterator[Finding]:
 
 
 def stateless(metric: MetricSubject) -> Iterator[Finding]:
-    """A second evaluation does not know of the first.
+    """A second evaluation must not depend on the first.
 
-    Fix: keep no sums after a result; start each evaluation from nothing, and any generator from a seed.
+    Fix: keep no sums after a result; start each evaluation from zero, and any random generator from a seed.
     """
     same = metric.fresh
-    expected = dict(same(metric.piece(slice(None))))
-    yield from _same("the second time", same(metric.piece(slice(None))), expected)
+    expected = dict(same(metric.piece()))
+    yield from _same("the second time", same(metric.piece()), expected)
 
 
-# --- which numbers ---------------------------------------------------------------------------------------------------
+# --- which numbers it returns -----------------------------------------------------------------------------------------
 
 
 def permutation(metric: MetricSubject) -> Iterator[Finding]:
-    """The order of the samples changes nothing.
+    """The order of the samples must not matter.
 
-    Fix: pair each prediction with its own label, and let nothing depend on the place of a sample.
+    Fix: compare each prediction with its own label, and let nothing depend on the position of a sample.
     """
     places = np.arange(metric.rows)
-    shuffled = np.concatenate([places[::2], places[1::2]])  # other neighbours, too
+    shuffled = np.concatenate([places[::2], places[1::2]])  # changes neighbours, too
     for what, order in {"in reverse": places[::-1], "every second one first": shuffled}.items():
-        yield from _same(what, metric.fresh(metric.piece(order)), metric.whole())
+        yield from _same(what, metric.fresh(metric.piece(order)), metric.scores())
 
 
 def padding(metric: MetricSubject) -> Iterator[Finding]:
-    """More padding with -100 changes nothing.
+    """More padding with -100 must not matter.
 
     Fix: mask by `labels != -100`, not by the predictions; and count what is left, not the positions.
     """
@@ -208,157 +266,134 @@ def padding(metric: MetricSubject) -> Iterator[Finding]:
         return np.pad(leaf, [(0, 0), (0, 3), *[(0, 0)] * (leaf.ndim - 2)], constant_values=-100)
 
     longer = Evaluation(mapped(wider, metric.predictions), mapped(wider, metric.labels))
-    yield from _same("three columns more", metric.fresh(longer), metric.whole())
+    yield from _same("three more columns", metric.fresh(longer), metric.scores())
 
 
 def lists(metric: MetricSubject) -> Iterator[Finding]:
-    """Lists of batches (`eval_do_concat_batches=False`) give the same scores, or an error.
+    """Lists of batches (`eval_do_concat_batches=False`) must give the same scores, or an error.
 
     Fix: `np.concatenate` them, as `np.asarray` stacks batches of equal size; or add up sums and counts over all batches
-    and divide once: a mean of means weighs batches, not items.
+    and divide once: a mean of means weights batches, not items.
     """
-    for cuts in _SPLITS:
+    for cuts in SPLITS:
         batches = Evaluation(*map(list, zip(*metric.pieces(cuts), strict=True)))
-        yield from _same_or_refused(f"cut at {cuts}", _attempt(metric.fresh, batches), metric.whole())
+        yield from _same(f"cut at {cuts}", _attempt(metric.fresh, batches), metric.scores())
 
 
 def steps(metric: MetricSubject) -> Iterator[Finding]:
-    """Step by step (`batch_eval_metrics=True`) gives the same scores, or an error.
+    """Calls step by step (`batch_eval_metrics=True`) must give the same scores, or an error.
 
-    Fix: add up sums and counts over all steps, and divide in the last one, which `compute_result=True` announces.
+    Fix: add up sums and counts over all steps, and divide in the last one, which has `compute_result=True`.
     """
-    for cuts in _SPLITS:
+    for cuts in SPLITS:
         scores = _attempt(_steps, metric.fresh, metric.pieces(cuts))
-        yield from _same_or_refused(f"cut at {cuts}", scores, metric.whole())
+        yield from _same(f"cut at {cuts}", scores, metric.scores())
 
 
 def interrupted(metric: MetricSubject) -> Iterator[Finding]:
-    """An evaluation that broke off leaves nothing behind: the next is right or an error, and the one after it is right.
+    """After an interrupted evaluation the next must be correct or an error, and the one after it correct.
 
-    Fix: the Trainer does not say where an evaluation starts: know how many samples one has, and clear the sums with
-    every result and every error.
+    Fix: the Trainer does not signal where an evaluation starts: set the number of samples of an evaluation, and clear
+    the sums with every result and every error.
     """
     if isinstance(error := _attempt(_steps, metric.fresh, metric.pieces((2,))), Exception):
-        yield _refusal("steps", error)
+        yield Refusal("steps", f"{type(error).__name__}: {error}")
         return
 
     def by_steps(subject: Callable[..., Any]) -> Any:
         return _steps(subject, metric.pieces((2,)))
 
     def in_arrays(subject: Callable[..., Any]) -> Any:
-        return subject(metric.piece(slice(None)))
+        return subject(metric.piece())
 
     for again in (by_steps, in_arrays):
         broken = metric.fresh
         broken(_tensors(metric.piece(slice(0, 1))), compute_result=False)
         scores = _attempt(again, broken)
-        yield from _same_or_refused(f"the next one, {again.__name__}", scores, metric.whole())
-        yield from _same(f"the one after it, {again.__name__}", again(broken), metric.whole())
+        yield from _same(f"the next one, {again.__name__}", scores, metric.scores())
+        yield from _same(f"the one after it, {again.__name__}", again(broken), metric.scores())
 
 
 def empty(metric: MetricSubject) -> Iterator[Finding]:
-    """Nothing to score gives the same names, NaN where there is no number, or a ValueError.
+    """Without samples or labels the names must stay the same, and undefined scores be NaN; or a ValueError is raised.
 
-    Fix: look at the count before dividing, and return a score for every class, whether it occurs or not.
+    Fix: check the count before dividing, and return a score for every class, whether it occurs or not.
     """
     ignored = mapped(lambda leaf: np.full_like(leaf, -100), metric.labels)
     for what, evaluation in (
         ("no sample", metric.piece(slice(0, 0))),
-        ("every label ignored", Evaluation(metric.piece(slice(None)).predictions, ignored)),
+        ("every label ignored", Evaluation(metric.piece().predictions, ignored)),
     ):
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's word for a mean of nothing
+                warnings.simplefilter("ignore", RuntimeWarning)  # NumPy warns about the mean of an empty array
                 scores = dict(metric.fresh(evaluation))
         except ValueError as error:
-            yield _refusal(what, error)
+            yield Refusal(what, f"ValueError: {error}")
             continue
-        yield f"{what}, names", sorted(scores), sorted(metric.whole())
+        yield f"{what}, names", sorted(scores), sorted(metric.scores())
         for key, value in scores.items():
             yield f"{what}, type of {key}", isinstance(value, float | int), True
 
 
-def _arrays(tree: Any) -> list[Array]:
-    return [leaf for _, leaf in leaves(tree)]
-
-
-RULES = (
-    signature,
-    floats,
-    names,
-    directions,
-    inputs,
-    stateless,
-    permutation,
-    padding,
-    lists,
-    steps,
-    interrupted,
-    empty,
-)
+RULES: tuple[Check, ...] = (signature, floats, names, higher_is_better, inputs, stateless)
+RULES += (permutation, padding, lists, steps, interrupted, empty)
 
 
 def metric_rules(
     *,
     predictions: Any,
     labels: Any,
-    directions: Mapping[str, bool | None] | None = None,
+    higher_is_better: Mapping[str, bool | None] | None = None,
     skip: Mapping[str, str] | None = None,
 ) -> list[Rule]:
-    """The rules that a metric has to keep, one callable each, for `pytest.mark.parametrize`.
+    """Return the rules that a metric must keep, one callable per rule, for `pytest.mark.parametrize`.
 
     Args:
-        predictions: what the reducer makes of at least four samples: an array, or tuples and dicts of arrays.
-        labels: their labels, -100 where there is none.
-        directions: for scores that the metric does not describe itself: whether greater is better, None for neither.
-        skip: rules that this metric need not keep, each with its reason, as `{"padding": "the columns are classes"}`.
+        predictions: the output of the reducer for at least four samples: an array, or tuples and dicts of arrays.
+        labels: their labels, -100 where ignored.
+        higher_is_better: for scores whose direction the metric does not give: whether greater is better, None for
+            neither.
+        skip: rules that this metric need not keep, each with the reason, as `{"padding": "the columns are classes"}`.
 
     Returns:
         Callables with a name: `rule(my_metric)` raises AssertionError, or returns what was compared.
 
     Raises:
-        ValueError: no such rule, no reason; fewer samples, or not as many of predictions as of labels.
-        TypeError: predictions and labels are no arrays, or directions no dict.
+        ValueError: if `skip` names an unknown rule or gives no reason, there are fewer than four samples, or the
+            numbers of predictions and labels differ.
+        TypeError: if predictions and labels are not arrays.
 
     Example:
         >>> rules = metric_rules(predictions=np.array([1, 2, 2, 0]), labels=np.array([1, 2, 0, 0]))
         >>> [rule.name for rule in rules][:2]
         ['signature', 'floats']
     """
-    from lossfns.testing.rules import select
-
     _check_samples(predictions, labels)
-    known = table(
-        "directions", {} if directions is None else directions, "a dict of scores and whether greater is better"
-    )
-    subject = partial(MetricSubject, predictions=predictions, labels=labels, directions=known)
-    return select(RULES, subject, skip)
-
-
-def _check_samples(predictions: Any, labels: Any) -> None:
-    found = [*_arrays(labels), *_arrays(predictions)]
-    kinds = sorted({type(leaf).__name__ for leaf in found} - {"ndarray"})
-    if kinds:
-        raise TypeError(f"predictions and labels are arrays, or tuples and dicts of them; got {', '.join(kinds)}")
-    rows = sorted({leaf.shape[0] if leaf.ndim else 0 for leaf in found})
-    if len(rows) != 1 or rows[0] < 4:
-        raise ValueError(f"predictions and labels have one row a sample, of at least four; got {rows} rows")
+    given = {"predictions": predictions, "labels": labels, "higher_is_better": dict(higher_is_better or {})}
+    rules = {check.__name__: Rule(check, given) for check in RULES}
+    for name, reason in (skip or {}).items():
+        if name not in rules:
+            raise ValueError(f"skip must name one of the rules {', '.join(rules)}, got {name!r}")
+        if not isinstance(reason, str) or not reason.strip():
+            raise ValueError(f"skip[{name!r}] must give a reason, as skip={{{name!r}: 'the columns are classes'}}")
+    return [rule for name, rule in rules.items() if name not in (skip or {})]
 
 
 def check_metric(metric: Callable[..., Any], *, predictions: Any, labels: Any, **options: Any) -> Report:
-    """Hold a `compute_metrics` to all the rules of metrics.
+    """Check a `compute_metrics` against all rules.
 
     Args:
         metric: `(eval_pred) -> dict`, or `(eval_pred, compute_result) -> dict`.
-        predictions: what the reducer makes of at least four samples: an array, or tuples and dicts of arrays.
-        labels: their labels, -100 where there is none.
-        **options: those of `metric_rules`.
+        predictions: the output of the reducer for at least four samples: an array, or tuples and dicts of arrays.
+        labels: their labels, -100 where ignored.
+        **options: the options of `metric_rules`.
 
     Returns:
         What was compared, if every rule is kept; `print` it.
 
     Raises:
-        AssertionError: a rule is broken: its name, what was given and expected, and how to mend it.
+        AssertionError: if a rule is broken; the message names it, what was given and expected, and how to fix it.
         TypeError, ValueError: as for `metric_rules`.
 
     Example:
@@ -367,11 +402,91 @@ def check_metric(metric: Callable[..., Any], *, predictions: Any, labels: Any, *
         >>> check_metric(hits, predictions=np.array([1, 2, 2, 0]), labels=np.array([1, 2, 0, 0]))
         Traceback (most recent call last):
         AssertionError: hits breaks the rule `floats`.
-          Scores are single Python numbers under flat names.
+          Scores must be single Python numbers under flat names.
           type of hits: 'ndarray', expected 'number'
           ...
     """
-    from lossfns.testing.rules import judge
+    verdicts, broken = [], {}
+    for rule in metric_rules(predictions=predictions, labels=labels, **options):
+        try:
+            verdicts.append(rule(metric))
+        except AssertionError as error:
+            broken[rule.name] = error
+    if broken:
+        first, *others = broken
+        also = f"\n  Also broken: {', '.join(others)}" if others else ""
+        raise AssertionError(f"{broken[first]}{also}") from broken[first].__cause__
+    return Report(_name(metric), tuple(verdicts), dict(options.get("skip") or {}))
 
-    rules = metric_rules(predictions=predictions, labels=labels, **options)
-    return judge(metric, rules, options.get("skip"))
+
+def _check_samples(predictions: Any, labels: Any) -> None:
+    found = [*_arrays(labels), *_arrays(predictions)]
+    kinds = sorted({type(leaf).__name__ for leaf in found} - {"ndarray"})
+    if kinds:
+        raise TypeError(f"predictions and labels must be arrays, or tuples and dicts of them, got {', '.join(kinds)}")
+    rows = sorted({leaf.shape[0] if leaf.ndim else 0 for leaf in found})
+    if len(rows) != 1 or rows[0] < 4:
+        raise ValueError(f"predictions and labels must have one row per sample, of at least four; got {rows} rows")
+
+
+def _tensors(evaluation: Evaluation) -> Evaluation:
+    import torch
+
+    return Evaluation(*(mapped(torch.from_numpy, tree) for tree in evaluation))
+
+
+def _steps(metric: Callable[..., Any], pieces: Sequence[Evaluation]) -> Any:
+    """Return the scores of one call per step, as with `batch_eval_metrics=True`."""
+    *steps, last = map(_tensors, pieces)
+    for step in steps:
+        metric(step, compute_result=False)
+    return metric(last, compute_result=True)
+
+
+def _attempt(call: Callable[..., Any], *given: Any) -> dict[str, Any] | Exception:
+    """Return the scores, or the error if the metric refuses."""
+    try:
+        return dict(call(*given))
+    except Exception as error:
+        return error
+
+
+def _same(what: str, given: Mapping[str, Any] | Exception, expected: Mapping[str, Any]) -> Iterator[Finding]:
+    """Compare names and values of scores; an error in place of the scores is a refusal."""
+    if isinstance(given, Exception):
+        yield Refusal(what, f"{type(given).__name__}: {given}")
+        return
+    yield f"{what}, names", sorted(given), sorted(expected)
+    for key, value in expected.items():
+        yield f"{what}, {key}", given[key], value
+
+
+def _arrays(tree: Any) -> list[Array]:
+    return [leaf for _, leaf in leaves(tree)]
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__name__", None) or type(function).__name__
+
+
+def _compared(given: Any, expected: Any) -> tuple[float, str]:
+    """Return the largest difference relative to the larger of 1 and the expected numbers, and what to show of it.
+
+    It is 0 for equal values, NaN and infinities included, and inf where shapes, or values that are not numbers, differ.
+    """
+    numeric = [
+        isinstance(x, (int, float, np.ndarray, np.number)) and not isinstance(x, bool) for x in (given, expected)
+    ]
+    if not all(numeric) or np.shape(given) != np.shape(expected):
+        equal = not any(numeric) and given == expected
+        return 0.0 if equal else math.inf, f"{given!r}, expected {expected!r}"
+    a, b = np.asarray(given, np.float64), np.asarray(expected, np.float64)
+    with np.errstate(invalid="ignore"):
+        apart = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
+    apart = np.where(np.isnan(apart), np.inf, apart)
+    difference = float(apart.max(initial=0.0)) / max(1.0, float(np.abs(b[np.isfinite(b)]).max(initial=0.0)))
+    if not difference:
+        return 0.0, ""
+    place = np.unravel_index(int(apart.argmax()), a.shape)
+    where = f" at {tuple(map(int, place))}" if a.ndim else ""
+    return difference, f"{a[place]:.6g}{where}, expected {b[place]:.6g}"

@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 from setuptools import find_packages
 
-from tests.metrics.test_imports import imported
+from tests.metrics.test_package import imported
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("lossfns", "reducers", "metrics")

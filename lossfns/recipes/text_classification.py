@@ -20,7 +20,7 @@ import transformers
 from tokenizers import ByteLevelBPETokenizer
 
 from lossfns import causal_lm_loss, cross_entropy, weighted_sum, z_loss
-from metrics import classification, labels_from
+from metrics import classification, with_labels_from
 from reducers import answer_logits
 
 Options = make_dataclass("Options", [("data", str, ""), ("model", str, ""), ("samples", int, 2_000)])
@@ -65,7 +65,7 @@ def make_trainer(options, args):
         data_collator=transformers.DataCollatorForSeq2Seq(tokenizer),
         compute_loss_func=partial(causal_lm_loss, term=weighted_sum((1.0, cross_entropy), (1e-4, z_loss))),
         preprocess_logits_for_metrics=partial(answer_logits, token_ids=answers, shift=1),
-        compute_metrics=labels_from(classification(id2label=dict(enumerate(names))), "answers"),
+        compute_metrics=with_labels_from(classification(id2label=dict(enumerate(names))), "answers"),
     )
 
 

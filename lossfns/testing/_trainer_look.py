@@ -79,7 +79,7 @@ class Look:
 
     @property
     def metric(self) -> Any:
-        """The metric of the evaluation set: of those of `metrics.dispatch` the one for its number of samples."""
+        """The metric of the evaluation set: of those of `metrics.by_dataset` the one for its number of samples."""
         metric = self.trainer.compute_metrics
         parts = getattr(metric, "metrics", ())
         if not parts or not all(hasattr(part, "num_samples") for part in parts):
@@ -208,7 +208,7 @@ def _scores(seen: Look, batch: Mapping[str, Any]) -> Any:
 
 def by_position(metric: Any) -> bool:
     """Does this metric belong to the rows of the whole evaluation, one after the other?"""
-    return bool(getattr(metric, "by_position", False))
+    return bool(getattr(metric, "depends_on_order", False))
 
 
 @dataclass

@@ -491,8 +491,8 @@ def streaming(seen: Look) -> Findings:
         )
     if not seen.trainer.args.batch_eval_metrics:
         return
-    if getattr(metric, "whole", None):
-        yield Finding(f"the metric cannot stream: {metric.whole}", "drop batch_eval_metrics")
+    if getattr(metric, "needs_all_samples", None):
+        yield Finding(f"the metric cannot stream: {metric.needs_all_samples}", "drop batch_eval_metrics")
     elif hasattr(metric, "num_samples") and number is None:
         yield Finding(
             "a streaming metric does not know when an evaluation is complete",
@@ -589,7 +589,7 @@ def _direction(key: str, metric: Any) -> bool | None:
     try:
         from metrics import best_model_kwargs
 
-        return best_model_kwargs(key, metric if hasattr(metric, "directions") else None)["greater_is_better"]
+        return best_model_kwargs(key, metric if hasattr(metric, "higher_is_better") else None)["greater_is_better"]
     except (ImportError, ValueError):
         return None
 
@@ -597,7 +597,7 @@ def _direction(key: str, metric: Any) -> bool | None:
 def _is_taken(name: str) -> bool:
     """Does the Trainer write a score of this name itself, as far as the metrics of this project know?"""
     try:
-        from metrics._keys import check_free
+        from metrics._core.keys import check_free
 
         check_free([name])
     except ImportError:

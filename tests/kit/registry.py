@@ -18,7 +18,7 @@ import lossfns
 import metrics
 import reducers
 from lossfns.testing.tasks import Task
-from tests.metrics.test_tasks import EXAMPLES, FEATURES, spans_of
+from tests.metrics.test_question_answering import EXAMPLES, FEATURES, spans_of
 from tests.metrics.test_text import TOKENIZER
 
 from . import tasks
@@ -356,7 +356,7 @@ REWARDS = {name: RANDOM.normal(size=8).round() for name in ("reward_chosen", "re
 PLACED = [window | {"start_positions": place, "end_positions": place + 1} for place, window in enumerate(FEATURES)]
 ANSWERED = {"predictions": spans_of(), "labels": np.array([[0, 1], [1, 2], [2, 3], [3, 4]])}
 MODULE = metrics.to_evaluate(metrics.classification(5), kind="ids")
-UPWARDS = {key: True for key, better in metrics.classification(5).directions.items() if better}  # those of ids
+UPWARDS = {key: True for key, better in metrics.classification(5).higher_is_better.items() if better}  # those of ids
 
 
 def on_ids(name, metric, predictions=FIVE_IDS, labels=FIVE_LABELS, note=""):
@@ -373,14 +373,14 @@ METRICS = [
     Entry("regression", metrics.build(metrics.regression(), num_samples=4), REALS),
     Entry("bootstrap", metrics.bootstrap(metrics.classification(3), n=20), IDS),
     Entry("by_group", metrics.by_group(metrics.classification(3), [*"abaabb"]), IDS),
-    Entry("dispatch", metrics.dispatch(metrics.build(metrics.classification(3), num_samples=6)), IDS),
+    Entry("by_dataset", metrics.by_dataset(metrics.build(metrics.classification(3), num_samples=6)), IDS),
     on_ids("entity_f1", metrics.entity_f1(TAGS, scheme="IOB2")),
     on_ids("entity_f1", metrics.entity_f1(TAGS, scheme="IOB2", lenient=True), note="lenient"),
     on_ids("label_ranking", metrics.label_ranking(), {"ranks": np.where(FIVE_LABELS < 0, -100, FIVE_IDS)}),
     on_ids("calibration", metrics.calibration(), BINS),
     on_ids("segmentation", metrics.segmentation(5), {"ids": FIVE_IDS}),
     on_ids("retrieval", metrics.retrieval(), {"scores": RANDOM.random(FIVE_IDS.shape)}),
-    on_ids("partner_retrieval", metrics.partner_retrieval(), VECTORS),
+    on_ids("paired_retrieval", metrics.paired_retrieval(), VECTORS),
     on_ids("text_match", metrics.text_match(TOKENIZER), {"generated": FIVE_IDS}),
     on_ids("translation", metrics.translation(TOKENIZER), {"generated": FIVE_IDS}),
     on_ids("summarization", metrics.summarization(TOKENIZER), {"generated": FIVE_IDS}),
@@ -388,7 +388,7 @@ METRICS = [
     on_ids("transcription", metrics.transcription(TOKENIZER), note="teacher-forced"),
     on_ids("glue", metrics.glue("sst2"), FIVE_IDS[:, 0] % 2, FIVE_IDS[::-1, 0] % 2),
     on_ids("from_sklearn", metrics.from_sklearn(MACRO_F1, kind="ids", greater_is_better=True)),
-    on_ids("from_evaluate", metrics.from_evaluate(MODULE, kind="ids", directions=UPWARDS)),
+    on_ids("from_evaluate", metrics.from_evaluate(MODULE, kind="ids", higher_is_better=UPWARDS)),
     on_ids("from_torchmetrics", metrics.from_torchmetrics(MulticlassAccuracy(5), kind="ids")),
     on_ids("preferences", metrics.preferences(), {**REWARDS, "pairs": np.array([1.0, 0, 1, 1, 1, 1, 0, 1])}),
     Entry("extractive_qa", metrics.extractive_qa(EXAMPLES, PLACED), ANSWERED),
@@ -500,7 +500,7 @@ NOT_CALLED_BY_THE_TRAINER = {
     "best_model_kwargs": "looks a direction up",
     "tuned_thresholds": "prepares an option",
     "compare": "takes two evaluations",
-    "labels_from": "takes labels out of the predictions of another metric",
+    "with_labels_from": "takes labels out of the predictions of another metric",
     "decode": "makes texts of ids",
     "to_evaluate": "makes a module of evaluate",
     "TrainingMetrics": "sums of what was trained on",

@@ -35,7 +35,7 @@ from lossfns.collators.labels import keep_supervised_logits, mask_first_label, w
 from lossfns.testing import check_trainer
 from lossfns.testing import trainer as checks
 from lossfns.testing.__main__ import main
-from metrics import Metric, bootstrap, build, by_group, classification, dispatch, language_modeling, multi_label
+from metrics import Metric, bootstrap, build, by_dataset, by_group, classification, language_modeling, multi_label
 from reducers import argmax, probabilities, sample_sums
 from tests import tiny
 from tests.contract.probes import skip_unless_counted
@@ -144,7 +144,7 @@ def hits_and_rows(predictions, labels):
 
 
 HITS = Metric(
-    statistics=hits_and_rows, score=lambda sums: {"hits": sums["hits"] / sums["rows"]}, directions={"hits": True}
+    statistics=hits_and_rows, score=lambda sums: {"hits": sums["hits"] / sums["rows"]}, higher_is_better={"hits": True}
 )
 
 RIGHT = {
@@ -172,7 +172,7 @@ RIGHT = {
     "groups": lambda: classes(metric=by_group(classification(3), ["a", "b"] * 3), metric_for_best_model="accuracy"),
     "one metric a set": lambda: causal(
         eval_rows={"a": tiny.lm_rows(20), "b": ROWS},
-        metric=dispatch(*(build(language_modeling(), num_samples=number) for number in (8, 20))),
+        metric=by_dataset(*(build(language_modeling(), num_samples=number) for number in (8, 20))),
     ),
     "grouped by length": lambda: causal(**tiny.GROUPED),
     "a function, grouped by length": lambda: causal(metric=own_metric, **tiny.GROUPED),
@@ -412,7 +412,7 @@ MISTAKES = {
     "a score called loss": (lambda: causal(metric=loss_metric), "scores", "rename"),
     "a prefix that the Trainer writes": (lambda: causal(metric=prefixed_metric), "scores", "rename"),
     "another number of samples in every part": (
-        lambda: causal(metric=dispatch(build(language_modeling(), num_samples=7))), "streaming", "expects 7"
+        lambda: causal(metric=by_dataset(build(language_modeling(), num_samples=7))), "streaming", "expects 7"
     ),
     "no such best metric": (lambda: causal(metric_for_best_model="f1"), "best model", "is no score"),
     "worst is best": (lambda: causal(metric_for_best_model="perplexity"), "best model", "worst perplexity"),

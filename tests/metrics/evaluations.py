@@ -107,3 +107,10 @@ def assert_modes_agree(metric, predictions, labels, bounds, expected, *, rel=1e-
 
 def sized(metric: Metric, count: int) -> Callable[[], Metric]:
     return lambda: build(metric, num_samples=count)
+
+
+def assert_every_mode(metric, predictions, labels, expected, **tolerance):
+    bounds = (0, 1, 4, len(labels))
+    for mode, scores in modes(sized(metric, len(labels)), predictions, labels, bounds).items():
+        found = {key: scores[key] for key in expected}
+        assert found == pytest.approx(expected, nan_ok=True, **(tolerance or {"rel": 1e-12})), mode

@@ -12,21 +12,23 @@ import sklearn.metrics as sk
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import sparse
+from scipy import sparse, stats
+from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 import reducers
 from metrics import (
+    best_model,
     best_model_kwargs,
     bootstrap,
     build,
     by_group,
     classification,
-    directions,
+    glue,
     multi_label,
     tuned_thresholds,
 )
-from metrics._classification import COLUMNS
-from metrics._keys import find
+from metrics._core.keys import find
+from metrics.classification import COLUMNS
 
 from .evaluations import assert_modes_agree, cut, evaluation, sized, stream, tensors
 
@@ -168,23 +170,21 @@ def test_probabilities_score_as_in_scikit_learn(num_classes, dtype):
         "average_precision": sk.average_precision_score(y, p if num_classes > 2 else p[:, 1]),
     }
     found = score(
-        classification(num_classes, average=AVERAGES, ranking=True),
-        {"probabilities": probabilities.astype(dtype)},
-        labels,
+        classification(num_classes, average=AVERAGES, auc=True), {"probabilities": probabilities.astype(dtype)}, labels
     )
     assert found == pytest.approx(expected, rel=1e-12 if dtype == np.float64 else 1e-6)
 
 
 def test_the_positive_class_is_ranked():
     probabilities, labels = sample(2, ignored=0)
-    found = score(classification(2, pos_label=0, ranking=True), {"probabilities": probabilities}, labels)
+    found = score(classification(2, pos_label=0, auc=True), {"probabilities": probabilities}, labels)
     assert found["average_precision"] == same(sk.average_precision_score(labels == 0, probabilities[:, 0]))
 
 
-def test_classes_without_labels_are_left_out_of_the_ranking():
+def test_classes_without_labels_are_left_out_of_auc():
     probabilities, labels = sample(3, ignored=0)
     labels[labels == 2] = 0
-    found = score(classification(3, ranking=True), {"probabilities": probabilities}, labels)
+    found = score(classification(3, auc=True), {"probabilities": probabilities}, labels)
     areas = [sk.roc_auc_score(labels == label, probabilities[:, label]) for label in (0, 1)]
     assert found["roc_auc"] == same(np.mean(areas))
 
@@ -255,13 +255,6 @@ def test_batches_of_different_lengths_count_as_padded_ones():
     assert stream(metric, map(tensors, [parts[0], longer[0]]), map(tensors, [targets[0], longer[1]])) == expected
 
 
-def test_probabilities_stream():
-    probabilities, labels = sample(3)
-    expected = score(classification(3), {"probabilities": probabilities}, labels)
-    assert {"log_loss", "brier_loss", "expected_calibration_error"} <= expected.keys()
-    assert_modes_agree(sized(classification(3), 60), {"probabilities": probabilities}, labels, [0, 7, 30, 60], expected)
-
-
 def test_probabilities_of_tokens():
     probabilities, labels = sample(3)
     flat = score(classification(3), {"probabilities": probabilities}, labels)
@@ -270,7 +263,7 @@ def test_probabilities_of_tokens():
     )
 
 
-def test_ids_stand_before_probabilities_and_counts_before_both():
+def test_ids_have_precedence_over_probabilities_and_counts_over_both():
     probabilities, labels = sample(3)
     ids = np.where(labels == IGNORED, 0, labels)
     kept = {"probabilities": probabilities, "ids": ids}
@@ -283,7 +276,7 @@ def test_ids_stand_before_probabilities_and_counts_before_both():
     )
 
 
-def test_a_sample_weighs_as_often_as_it_is_drawn():
+def test_weighted_counts_are_the_counts_of_repeated_samples():
     """The counts of each sample are kept sparse, and weights times counts are the counts of a replicate."""
     ids, labels = tokens()
     metric = classification(3)
@@ -305,7 +298,7 @@ def many_classes(size=2000, num_classes=30_000):
     return num_classes, labels, np.where(generator.random(size) < 0.6, labels, generator.integers(0, 9, size))
 
 
-def test_thousands_of_classes_cost_no_matrix():
+def test_memory_is_linear_in_the_number_of_classes():
     num_classes, labels, ids = many_classes()
     metric = build(classification(num_classes), num_samples=len(labels))
     tracemalloc.start()
@@ -340,16 +333,14 @@ def test_without_labels_every_score_is_nan(ids, labels):
 
 @pytest.mark.parametrize("labels", [np.array([], np.int64), np.array([IGNORED, IGNORED])])
 def test_without_labels_every_score_of_probabilities_is_nan(labels):
-    scores = score(classification(3, ranking=True), {"probabilities": np.full((len(labels), 3), 1 / 3)}, labels)
+    scores = score(classification(3, auc=True), {"probabilities": np.full((len(labels), 3), 1 / 3)}, labels)
     assert {"log_loss", "roc_auc", "average_precision"} <= scores.keys()
     assert all(math.isnan(value) for value in scores.values())
 
 
 def test_one_sample_and_one_class():
     scores = score(
-        classification(3, average=("macro", "per_class"), ranking=True),
-        {"probabilities": np.eye(3)[[1]]},
-        np.array([1]),
+        classification(3, average=("macro", "per_class"), auc=True), {"probabilities": np.eye(3)[[1]]}, np.array([1])
     )
     assert scores["accuracy"] == scores["f1_macro"] == scores["f1/1"] == scores["average_precision"] == 1.0
     assert scores["matthews_correlation"] == scores["log_loss"] == scores["brier_loss"] == 0.0
@@ -365,7 +356,7 @@ def test_constant_predictions():
     assert scores["balanced_accuracy"] == pytest.approx(1 / 3)
 
 
-def test_rare_classes_keep_their_digits_among_billions():
+def test_rare_classes_are_exact_among_billions_of_labels():
     """Two rare pairs, one of them right, among three billion; by fractions."""
     cells = np.zeros((1, 9), np.int64)
     cells[0, [0, 1, 4]] = 3 * 10**9, 1, 1
@@ -380,7 +371,7 @@ def test_rare_classes_keep_their_digits_among_billions():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_a_rounded_softmax_still_is_one(dtype):
+def test_softmax_rounded_to_half_precision_is_accepted(dtype):
     logits = torch.randn(2000, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     rounded = logits.softmax(-1).to(dtype).double().numpy()
     assert abs(rounded.sum(-1) - 1).max() > (1e-3 if dtype is torch.bfloat16 else 1e-4)
@@ -406,26 +397,26 @@ def test_a_rounded_softmax_still_is_one(dtype):
             {"probabilities": np.array([[0.4, 0.4]])},
             np.array([0]),
             ValueError,
-            r"don't sum to 1.*reducers\.probabilities",
+            r"do not sum to 1.*reducers\.probabilities",
         ),
         ({"probabilities": np.array([[np.nan, 0.4]])}, np.array([0]), ValueError, "reducers.probabilities"),
         (
             {"probabilities": np.array([[0.1, 0.2, 0.7]])},
             np.array([0]),
             ValueError,
-            r"shape \(1, 3\); the labels ask for \(1, 2\), .* num_classes",
+            r"shape \(1, 2\) to fit the labels, got \(1, 3\); .* num_classes",
         ),
         (
             {"probabilities": np.array([0.0, 1.0])},
             np.array([0, 1]),
             ValueError,
-            r"shape \(2,\); the labels ask for \(2, 2\)",
+            r"shape \(2, 2\) to fit the labels, got \(2,\)",
         ),
-        (np.array([[0], [1]]), np.array([0, 1]), ValueError, r"shape \(2, 1\), labels \(2,\)"),
-        (np.array([0, 2]), np.array([0, 1]), ValueError, "predicted ids go from 0 to 2, and there are 2 classes"),
+        (np.array([[0], [1]]), np.array([0, 1]), ValueError, r"the labels, \(2,\), got \(2, 1\)"),
+        (np.array([0, 2]), np.array([0, 1]), ValueError, r"predicted ids must be in 0 to 1 .* got 0 to 2"),
         (np.array([0, IGNORED]), np.array([0, 1]), ValueError, "mask_first_label"),
-        (np.array([0, 1]), np.array([0, 2]), ValueError, "labels go from 0 to 2, and there are 2 classes"),
-        (np.array([0, 1]), np.array([0, -1]), ValueError, "labels go from -1"),
+        (np.array([0, 1]), np.array([0, 2]), ValueError, r"labels must be in 0 to 1 \(num_classes=2\), got 0 to 2"),
+        (np.array([0, 1]), np.array([0, -1]), ValueError, "labels must be in 0 to 1 .* got -1 to"),
         (np.array([0, 1]), np.array([0.0, 1.0]), TypeError, "class ids"),
         (np.array([0, 1]), (np.array([0, 1]), np.array([0, 1])), TypeError, "one array of class ids"),
         ((np.array([0, 1]),), np.array([0, 1]), ValueError, r"confusion \(reducers\.confusion_counts\)"),
@@ -436,54 +427,50 @@ def test_a_rounded_softmax_still_is_one(dtype):
         ({"confusion": np.full((1, 4), IGNORED)}, np.array([0]), ValueError, r"counts \(B, 4\)"),
     ],
 )
-def test_what_is_no_prediction_is_refused(predictions, labels, error, message):
+def test_invalid_predictions_are_refused(predictions, labels, error, message):
     with pytest.raises(error, match=message):
         score(classification(2), predictions, labels)
 
 
-def test_values_are_not_looked_at_where_the_label_is_ignored():
+def test_probabilities_at_ignored_labels_are_not_checked():
     probabilities = np.array([[0.2, 0.8], [-100.0, -100.0]])
     assert score(classification(2), {"probabilities": probabilities}, np.array([1, IGNORED]))["accuracy"] == 1.0
 
 
-def test_ranking_needs_one_label_a_sample_and_probabilities():
+def test_auc_needs_one_label_per_sample_and_probabilities():
     ids, labels = tokens()
-    with pytest.raises(ValueError, match=r"one label a sample.*ranking=False"):
-        score(classification(3, ranking=True), ids, labels)
+    with pytest.raises(ValueError, match=r"one label per sample.*auc=False"):
+        score(classification(3, auc=True), ids, labels)
     with pytest.raises(ValueError, match=r"needs the column 'probabilities'.*reducers\.probabilities"):
-        score(classification(3, ranking=True), np.array([0, 1, 2]), np.array([0, 1, 1]))
-    with pytest.raises(ValueError, match="ranking=False leaves them out"):
-        build(classification(3, ranking=True), num_samples=60)(evaluation(*sample(3)), compute_result=False)
+        score(classification(3, auc=True), np.array([0, 1, 2]), np.array([0, 1, 1]))
+    with pytest.raises(ValueError, match="auc=False leaves them out"):
+        build(classification(3, auc=True), num_samples=60)(evaluation(*sample(3)), compute_result=False)
 
 
 @pytest.mark.parametrize("options", [{"average": "binary"}, {"pos_label": 2}, {"average": ("macro", "binary")}])
 def test_one_class_of_many_is_refused(options):
-    with pytest.raises(ValueError, match="needs two classes and there are 3"):
+    with pytest.raises(ValueError, match="needs two classes, got 3"):
         classification(3, **options)
 
 
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (classification, TypeError, "one of both"),
-        (lambda: classification(2, id2label={0: "a", 1: "b"}), TypeError, "one of both"),
+        (classification, TypeError, "exactly one of"),
+        (lambda: classification(2, id2label={0: "a", 1: "b"}), TypeError, "exactly one of"),
         (lambda: classification(2.0), TypeError, "float"),
-        (lambda: classification(0), ValueError, "at least 1; 0 came"),
+        (lambda: classification(0), ValueError, "num_classes must be >= 1, got 0"),
         (lambda: classification(id2label={1: "a", 2: "b"}), ValueError, "0, 1, 2"),
-        (lambda: classification(id2label={0: "a", 1: "a"}), ValueError, "name of its own"),
-        (
-            lambda: classification(2, average="samples"),
-            ValueError,
-            "weighted, per_class; samples came",
-        ),
-        (lambda: classification(2, pos_label="yes"), ValueError, "'yes' came"),
-        (lambda: multi_label(2, average="weighted"), ValueError, "micro, macro, samples, per_class; weighted"),
-        (lambda: multi_label(2, threshold=1.5), ValueError, "threshold is a probability"),
+        (lambda: classification(id2label={0: "a", 1: "a"}), ValueError, "each with a different name"),
+        (lambda: classification(2, average="samples"), ValueError, "weighted, per_class, got samples"),
+        (lambda: classification(2, pos_label="yes"), ValueError, "got 'yes'"),
+        (lambda: multi_label(2, average="weighted"), ValueError, "micro, macro, samples, per_class, got weighted"),
+        (lambda: multi_label(2, threshold=1.5), ValueError, "threshold must be a probability"),
         (lambda: multi_label(2, threshold=[0.5]), ValueError, "each of the 2 classes"),
         (lambda: multi_label(2, threshold=math.nan), ValueError, "threshold"),
     ],
 )
-def test_senseless_options_are_refused(make, error, message):
+def test_invalid_options_are_refused(make, error, message):
     with pytest.raises(error, match=message):
         make()
 
@@ -491,15 +478,15 @@ def test_senseless_options_are_refused(make, error, message):
 # --- the object -------------------------------------------------------------------------------------------------------
 
 METRICS = [
-    classification(id2label={"0": "O", "1": "PER"}, average=("binary", *AVERAGES), ranking=True),
-    multi_label(3, average=("micro", "macro", "samples", "per_class"), threshold=[0.1, 0.2, 0.3], ranking=True),
+    classification(id2label={"0": "O", "1": "PER"}, average=("binary", *AVERAGES), auc=True),
+    multi_label(3, average=("micro", "macro", "samples", "per_class"), threshold=[0.1, 0.2, 0.3], auc=True),
 ]
 
 
 @pytest.mark.parametrize("metric", METRICS, ids=["classification", "multi_label"])
 def test_every_key_has_the_direction_that_the_package_knows(metric):
-    for key, direction in metric.directions.items():
-        assert directions.DIRECTIONS[find(key, directions.DIRECTIONS)] is direction
+    for key, direction in metric.higher_is_better.items():
+        assert best_model.HIGHER_IS_BETTER[find(key, best_model.HIGHER_IS_BETTER)] is direction
         assert best_model_kwargs(f"eval_ner_{key}", build(ner=metric))["greater_is_better"] is direction
     assert best_model_kwargs("f1/PER") == {"metric_for_best_model": "f1/PER", "greater_is_better": True}
 
@@ -510,14 +497,14 @@ def test_copies_are_equal_and_results_plain(metric):
     assert repr(twin) == repr(metric)
     assert " at 0x" not in repr(metric)
     probabilities, labels = np.array([[0.2, 0.8, 0.5], [0.7, 0.3, 0.1]]), np.array([[1, 1, 0], [1, 0, 0]])
-    if len(metric.directions) == len(METRICS[0].directions):
+    if len(metric.higher_is_better) == len(METRICS[0].higher_is_better):
         probabilities, labels = probabilities[:, :2], labels[:, 0]
     scores = score(twin, {"probabilities": probabilities}, labels)
-    assert list(scores) == list(metric.directions)
+    assert list(scores) == list(metric.higher_is_better)
     assert all(type(value) is float for value in scores.values())
 
 
-def test_names_make_the_keys():
+def test_class_names_appear_in_the_keys():
     scores = score(classification(id2label={0: "O", 1: "PER"}, average="per_class"), np.array([1]), np.array([1]))
     assert scores["f1/PER"] == 1.0
     assert math.isnan(scores["f1/O"])
@@ -582,24 +569,18 @@ def test_a_missing_label_counted_as_negative_is_caught():
     assert all(naive[key] != right[key] for key in right if not key.startswith("recall"))
 
 
-def test_multi_label_in_every_mode():
-    probabilities, labels = labelled(30, 4, 3, missing=0.2)
-    expected = score(multi_label(4), {"probabilities": probabilities}, labels)
-    assert_modes_agree(sized(multi_label(4), 30), {"probabilities": probabilities}, labels, [0, 1, 13, 30], expected)
-
-
-def test_the_ranking_of_labels():
+def test_auc_of_labels_equals_scikit_learn():
     probabilities, labels = labelled(40, 3, 5, missing=0.3)
     labels[:, 2] = 0  # never positive: neither score is defined
     pairs_of = [(labels[labels[:, k] != IGNORED, k], probabilities[labels[:, k] != IGNORED, k]) for k in range(2)]
-    found = score(multi_label(3, ranking=True), {"probabilities": probabilities}, labels)
+    found = score(multi_label(3, auc=True), {"probabilities": probabilities}, labels)
     assert found["roc_auc"] == same(np.mean([sk.roc_auc_score(*pair) for pair in pairs_of]))
     assert found["average_precision"] == same(np.mean([sk.average_precision_score(*pair) for pair in pairs_of]))
 
 
 @pytest.mark.parametrize("labels", [np.zeros((0, 3), np.int64), np.full((2, 3), IGNORED)])
 def test_no_known_label_is_nan(labels):
-    metric = multi_label(3, average=("macro", "per_class", "samples", "micro"), ranking=True)
+    metric = multi_label(3, average=("macro", "per_class", "samples", "micro"), auc=True)
     assert all(
         math.isnan(value) for value in score(metric, {"probabilities": np.full(labels.shape, 0.5)}, labels).values()
     )
@@ -629,13 +610,13 @@ def test_a_threshold_is_a_probability_and_reached_by_equality():
             {"probabilities": np.array([[0.5]])},
             np.array([[1, 0]]),
             ValueError,
-            r"shape \(1, 1\); the labels ask for \(1, 2\), .* num_classes",
+            r"shape \(1, 2\) to fit the labels, got \(1, 1\); .* num_classes",
         ),
         (np.array([[1, 0]]), np.array([[1, 0]]), ValueError, "the column 'probabilities'"),
         ({"probabilities": np.array([[0.5, 0.5]])}, (np.array([[1, 0]]),), TypeError, "tuple"),
     ],
 )
-def test_what_is_no_multi_label_prediction_is_refused(predictions, labels, error, message):
+def test_invalid_multi_label_predictions_are_refused(predictions, labels, error, message):
     with pytest.raises(error, match=message):
         score(multi_label(2), predictions, labels)
 
@@ -648,9 +629,9 @@ def several(kind, rows):
 SEVERAL = np.array([[1, 1, 0], [0, 0, 0], [0, 1, 0], [1, 0, 0]] * 3)
 
 
-@pytest.mark.parametrize("metric", [multi_label(3), multi_label(3, ranking=True)])
+@pytest.mark.parametrize("metric", [multi_label(3), multi_label(3, auc=True)])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_a_softmax_over_labels_that_are_several_is_refused(metric, dtype):
+def test_softmax_is_refused_unless_each_sample_has_one_label(metric, dtype):
     with pytest.raises(ValueError, match=r"sum to 1.*partial\(reducers\.probabilities, multi_label=True\)"):
         score(metric, {"probabilities": several("softmax", 12).astype(dtype)}, SEVERAL)
     with pytest.raises(ValueError, match="sum to 1"):
@@ -669,7 +650,7 @@ def test_a_softmax_over_labels_that_are_several_is_refused(metric, dtype):
         (several("softmax", 12), np.where(SEVERAL == 0, -100, SEVERAL)),  # nobody knows whether there are others
     ],
 )
-def test_what_may_be_meant_is_scored(probabilities, labels):
+def test_rows_that_sum_to_1_by_chance_are_scored(probabilities, labels):
     assert score(multi_label(probabilities.shape[1]), {"probabilities": probabilities}, labels)
 
 
@@ -702,3 +683,82 @@ def test_the_metrics_read_what_the_reducers_return():
     assert score(multi_label(3), chances, torch.ones(8, 3))["recall_micro"] == same(
         float((logits >= 0).double().mean())
     )
+
+
+def test_glue_reports_what_the_benchmark_reports():
+    generator = np.random.default_rng(0)
+    labels, ids = generator.integers(0, 2, (2, 50))
+    assert glue("cola")(evaluation(ids, labels))["matthews_correlation"] == pytest.approx(
+        matthews_corrcoef(labels, ids)
+    )
+    for task in ("mrpc", "qqp"):
+        scores = glue(task)(evaluation(ids, labels))
+        assert (scores["f1"], scores["accuracy"]) == pytest.approx((f1_score(labels, ids), accuracy_score(labels, ids)))
+    x, y = generator.random((2, 50))
+    scores = glue("stsb")(evaluation(x, y))
+    assert scores["spearman"] == pytest.approx(stats.spearmanr(x, y).statistic)
+    assert scores["pearson"] == pytest.approx(stats.pearsonr(x, y).statistic)
+    assert glue("mnli")(evaluation(ids + 1, labels))["accuracy"] == np.mean(ids + 1 == labels)
+    with pytest.raises(ValueError, match=r"cola, sst2.*got 'ax'"):
+        glue("ax")
+
+
+def drawn(seed, samples, num_classes=3, dtype=np.float32):
+    generator = np.random.default_rng(seed)
+    probabilities = generator.random((samples, num_classes)).round(1).astype(dtype)
+    labels = (generator.random(probabilities.shape) < probabilities).astype(np.int64)
+    labels[generator.random(labels.shape) < 0.2] = IGNORED
+    return probabilities, labels
+
+
+def best_by_trying(probabilities, labels):
+    """The largest of the probabilities with the best F1, by trying each."""
+    scores = {
+        float(at): f1_score(labels, probabilities >= at, zero_division=0) for at in sorted({*probabilities.tolist()})
+    }
+    best = max(scores.values(), default=0.0)
+    return max(at for at, value in scores.items() if value >= best - 1e-12) if labels.any() else 0.5
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 15))
+def test_no_probability_gives_a_better_f1(seed, samples):
+    probabilities, labels = drawn(seed, samples)
+    known = labels != IGNORED
+    expected = tuple(best_by_trying(probabilities[known[:, k], k], labels[known[:, k], k]) for k in range(3))
+    assert tuned_thresholds(probabilities, labels) == expected
+    shared = tuned_thresholds(probabilities, labels, shared=True)
+    assert shared == (best_by_trying(probabilities[known], labels[known]),) * 3
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_metric_reaches_what_was_tuned(dtype):
+    probabilities, labels = drawn(0, 200, dtype=dtype)
+    evaluated = evaluation({"probabilities": probabilities}, labels)
+    tuned = multi_label(3, threshold=tuned_thresholds(probabilities, labels), average="per_class")(evaluated)
+    plain = multi_label(3, average="per_class")(evaluated)
+    for k in range(3):
+        known = labels[:, k] != IGNORED
+        at = best_by_trying(probabilities[known, k], labels[known, k])
+        assert tuned[f"f1/{k}"] == pytest.approx(f1_score(labels[known, k], probabilities[known, k] >= np.float64(at)))
+        assert tuned[f"f1/{k}"] > plain[f"f1/{k}"] or at == 0.5
+
+
+def test_without_a_positive_label_the_threshold_is_a_half():
+    labels = np.array([[0, 1, IGNORED], [0, 1, IGNORED]])
+    assert tuned_thresholds(np.array([[0.9, 0.3, 0.2], [0.8, 0.6, 0.1]]), labels) == (0.5, 0.3, 0.5)
+    assert tuned_thresholds(np.zeros((0, 2)), np.zeros((0, 2), np.int64)) == (0.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "labels", "message"),
+    [
+        (np.array([[3.0]]), np.array([[1]]), r"reducers\.probabilities with multi_label=True"),
+        (np.array([[0.5]]), np.array([[2]]), "0, 1, or -100"),
+        (np.array([0.5]), np.array([1]), r"\(samples, classes\)"),
+        (np.array([[0.5, 0.2]]), np.array([[1]]), "to fit the labels"),
+    ],
+)
+def test_invalid_probabilities_are_refused(probabilities, labels, message):
+    with pytest.raises(ValueError, match=message):
+        tuned_thresholds(probabilities, labels)

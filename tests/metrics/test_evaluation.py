@@ -6,7 +6,7 @@ import torch
 from transformers import EvalPrediction
 
 from metrics import Metric
-from metrics._evaluation import batches, describe, named_columns
+from metrics._core.evaluation import batches, describe, named_columns
 
 from .evaluations import evaluation
 
@@ -36,7 +36,7 @@ def test_labels_are_taken_from_a_dict_and_tuples_stay():
     assert only(evaluation(IDS, {"labels": IDS[:, 1], "weights": weights})).labels.tolist() == IDS[:, 1].tolist()
     first, second = only(evaluation(IDS, (IDS[:, 0], {"labels": IDS[:, 2]}))).labels
     assert (first.tolist(), second.tolist()) == (IDS[:, 0].tolist(), IDS[:, 2].tolist())
-    with pytest.raises(ValueError, match="needs the key 'labels'; it has start, end"):
+    with pytest.raises(ValueError, match="needs the key 'labels', got start, end"):
         batches(evaluation(IDS, {"start": IDS, "end": IDS}))
 
 
@@ -82,7 +82,7 @@ def test_lists_of_labels_are_batches():
     assert len(of_tuples[0].predictions) == 2
 
 
-def test_a_list_of_predictions_beside_an_array_of_labels_is_a_structure():
+def test_list_of_predictions_with_an_array_of_labels_is_a_structure():
     assert len(only(evaluation([IDS, IDS], IDS)).predictions) == 2
 
 
@@ -92,7 +92,7 @@ def test_lists_must_have_the_same_length(predictions):
         batches(evaluation(predictions, [IDS, IDS]))
 
 
-def test_no_batches_are_no_evaluation():
+def test_empty_lists_of_batches_are_refused():
     with pytest.raises(ValueError, match="at least one"):
         batches(evaluation([], []))
 
@@ -105,7 +105,7 @@ def test_no_batches_are_no_evaluation():
         ((IDS, {"deep": (IDS[:3],)}), r"predictions\.1\.deep\.0 has shape \(3, 3\)"),
     ],
 )
-def test_rows_are_samples_in_everything(predictions, message):
+def test_all_arrays_must_have_one_row_per_sample(predictions, message):
     with pytest.raises(ValueError, match=message):
         batches(evaluation(predictions, IDS))
 
@@ -115,7 +115,7 @@ def test_rows_of_all_labels_agree():
         batches(evaluation(IDS, (IDS, IDS[:3])))
     with pytest.raises(ValueError, match=r"labels has shape \(\)"):
         batches(evaluation(IDS, np.array(3)))
-    with pytest.raises(ValueError, match="no labels came"):
+    with pytest.raises(ValueError, match="labels are missing"):
         batches(evaluation(IDS, ()))
 
 
@@ -129,7 +129,7 @@ def test_leaves_are_arrays_or_tensors(leaf):
 
 @pytest.mark.parametrize("wrong", [(IDS, IDS), IDS, None, SimpleNamespace(predictions=IDS)])
 def test_only_an_eval_prediction_is_taken(wrong):
-    metric = Metric(statistics=lambda predictions, labels: {"n": labels}, score=dict, directions={"n": None})
+    metric = Metric(statistics=lambda predictions, labels: {"n": labels}, score=dict, higher_is_better={"n": None})
     with pytest.raises(TypeError, match="takes an EvalPrediction"):
         metric(wrong)
 

@@ -1,5 +1,6 @@
 import math
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pytest
@@ -7,9 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metrics import build, language, language_modeling
+from metrics import language, language_modeling
+from metrics._core.keys import find
+from metrics.calibration import BINS
+from metrics.ranking import COLUMNS as RANKS
+from reducers import argmax, calibration_bins, combine, label_rank, sample_sums, text_lengths
 
-from .evaluations import assert_modes_agree, columns, evaluation, samples, sized, truth
+from .evaluations import assert_every_mode, assert_modes_agree, columns, evaluation, samples, sized, truth
 
 ROWS = samples(40)
 COLUMNS = columns(ROWS)
@@ -23,11 +28,6 @@ def score(predictions, labels=LABELS):
 
 def test_scores_equal_a_loop_over_the_tokens():
     assert score(COLUMNS) == pytest.approx(truth(ROWS), rel=1e-14, abs=0)
-
-
-@pytest.mark.parametrize("bounds", [[0, 40], [0, 1, 40], [0, 8, 16, 24, 32, 40], list(range(41))])
-def test_every_mode_equals_the_loop(bounds):
-    assert_modes_agree(sized(language_modeling(), 40), COLUMNS, LABELS, bounds, truth(ROWS))
 
 
 class MeanOfBatchMeans:
@@ -68,7 +68,7 @@ def test_columns_are_found_at_the_top_and_one_level_down(predictions):
 
 
 def test_columns_further_down_are_not_looked_for():
-    with pytest.raises(ValueError, match=r"missing: nll, tokens.*hold a\.b\.nll"):
+    with pytest.raises(ValueError, match=r"nll, tokens, .* are missing.*hold a\.b\.nll"):
         score({"a": {"b": BASIC}})
 
 
@@ -126,15 +126,15 @@ def test_without_tokens_ratios_are_nan_and_counts_zero(count):
 
 
 @pytest.mark.parametrize("said", [0.0, 1.0])
-def test_samples_without_tokens_are_no_sequences(said):
+def test_samples_without_tokens_do_not_count_as_sequences(said):
     rows = [[(1.0, True, True, 0.0)], [], [(1.0, False, True, 0.0)]]
     predictions = columns(rows) | {"all_correct": np.array([1.0, said, 0.0])}
     assert score(predictions, np.zeros((3, 2)))["sequence_accuracy"] == 0.5
 
 
-def test_missing_columns_say_what_came_what_is_needed_and_who_returns_it():
+def test_error_for_missing_columns_names_them_and_their_reducers():
     predictions = {"ids": np.zeros((40, 9), np.int32), "sums": {"nll": COLUMNS["nll"], "entropy": COLUMNS["entropy"]}}
-    with pytest.raises(ValueError, match="missing: tokens, correct, all_correct") as error:
+    with pytest.raises(ValueError, match="of which tokens, correct, all_correct are missing") as error:
         score(predictions)
     message = str(error.value)
     assert "ids (40, 9) int32, sums.nll (40,) float64" in message
@@ -161,8 +161,8 @@ def test_a_column_twice_is_ambiguous():
         score({"all": BASIC, "answer": BASIC})
 
 
-def test_a_column_must_be_one_number_a_sample():
-    with pytest.raises(ValueError, match=r"'correct_top_5' has shape \(40, 2\).*\(40,\)"):
+def test_columns_must_have_one_number_per_sample():
+    with pytest.raises(ValueError, match=r"'correct_top_5' must be one sum per sample, \(40,\).* got shape \(40, 2\)"):
         score({**BASIC, "correct_top_5": np.zeros((40, 2))})
 
 
@@ -177,17 +177,46 @@ def test_scores_of_a_stack_of_sums_are_the_scores_of_each():
         assert here == pytest.approx(truth(repeated), rel=1e-12, abs=0)
 
 
-def test_inputs_stay_as_they_were():
-    before = {name: column.copy() for name, column in COLUMNS.items()}
-    frozen = {name: column.copy() for name, column in COLUMNS.items()}
-    for column in frozen.values():
-        column.setflags(write=False)
-    score(frozen)
-    assert all((frozen[name] == before[name]).all() for name in before)
+def test_bits_of_a_byte_and_a_character():
+    rows = samples(8)
+    predictions = columns(rows) | {"bytes": np.arange(8), "characters": np.arange(8) // 2}
+    bits = math.fsum(token[0] for row in rows for token in row) / math.log(2)
+    expected = {"bits_per_byte": bits / 28, "bits_per_character": bits / 12}
+    assert_every_mode(language_modeling(), predictions, np.zeros(8), expected)
+    assert "bits_per_byte" not in language_modeling()(evaluation(columns(rows), np.zeros(8)))
 
 
-def test_named_twice_and_read_by_both():
-    scores = build(language_modeling(), lm=language_modeling())(evaluation(COLUMNS, LABELS))
-    assert scores["lm_perplexity"] == scores["perplexity"]
-    assert scores["lm_top_5_accuracy"] == scores["top_5_accuracy"]
-    assert len(scores) == 2 * len(truth(ROWS))
+TOKEN_LOGITS = torch.randn(3, 6, 11, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+TOKEN_LABELS = torch.tensor([[1, 2, 3, 4, 5, 6], [-100, 2, 9, 4, -100, -100], [-100] * 6])
+
+
+def test_reducers_of_language_return_what_the_metrics_read_and_nothing_else():
+    given = TOKEN_LOGITS, TOKEN_LABELS
+    emitted = sample_sums(*given, shift=1, top_k=(2, 5), entropy=True) | label_rank(*given, shift=1)
+    lengths = {"bytes": torch.arange(11), "characters": torch.arange(11)}
+    emitted |= text_lengths(*given, lengths=lengths, shift=1) | calibration_bins(*given, shift=1)
+    known = {*language.COLUMNS, *RANKS, *BINS}
+    assert {find(name, known) for name in emitted} == known
+    assert set(sample_sums(*given, shift=1)) == set(language.NEEDED)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_the_options_named_in_the_message_bring_the_scores(nested):
+    reducer = partial(sample_sums, shift=1, top_k=5, entropy=True)
+    reducer = combine(ids=partial(argmax, shift=1), sums=reducer) if nested else reducer
+    scores = language_modeling()(evaluation(reducer(TOKEN_LOGITS, TOKEN_LABELS), TOKEN_LABELS))
+    predicted = [TOKEN_LOGITS[0, place].log_softmax(0) for place in range(5)] + [
+        TOKEN_LOGITS[1, place].log_softmax(0) for place in range(3)
+    ]
+    targets = [2, 3, 4, 5, 6, 2, 9, 4]
+    pairs = list(zip(predicted, targets, strict=True))
+    expected = {
+        "nll_loss": -sum(float(p[y]) for p, y in pairs) / 8,
+        "token_accuracy": sum(int(p.argmax()) == y for p, y in pairs) / 8,
+        "top_5_accuracy": sum(y in p.topk(5).indices.tolist() for p, y in pairs) / 8,
+        "entropy": sum(float(-(p.exp() * p).sum()) for p, _ in pairs) / 8,
+        "sequence_accuracy": 0.0,
+        "tokens": 8.0,
+        "samples": 3.0,
+    }
+    assert {key: scores[key] for key in expected} == pytest.approx(expected, rel=1e-12)

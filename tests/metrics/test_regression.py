@@ -13,8 +13,8 @@ from hypothesis.extra.numpy import arrays
 from scipy import stats
 from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score, root_mean_squared_error
 
-from metrics import best_model_kwargs, bootstrap, build, by_group, compare, directions, regression
-from metrics._regression import DIRECTIONS
+from metrics import best_model, best_model_kwargs, bootstrap, build, by_group, compare, regression
+from metrics.regression import HIGHER_IS_BETTER
 
 from .evaluations import assert_modes_agree, evaluation, sized
 
@@ -35,7 +35,7 @@ def score(predictions, labels, **options):
 
 def truth(predictions, labels):
     """scikit-learn and scipy, a target at a time, over the labels that are known."""
-    found = {key: [] for key in DIRECTIONS}
+    found = {key: [] for key in HIGHER_IS_BETTER}
     for guesses, aims in zip(np.atleast_2d(predictions.T), np.atleast_2d(labels.T), strict=True):
         x, y = (array[aims != MISSING].astype(np.float64) for array in (guesses, aims))
         found["mse"].append(mean_squared_error(y, x))
@@ -63,13 +63,15 @@ def test_scores_equal_scikit_learn_and_scipy(data):
     values = arrays(np.float64, shape, elements=st.integers(-50, 50).map(lambda value: value / 4))
     predictions, labels = data.draw(values), data.draw(values)
     assume((predictions.std(0) > 0).all() and (labels.std(0) > 0).all())
-    assert score(predictions, labels, ranking=True) == pytest.approx(truth(predictions, labels), rel=1e-10, abs=1e-10)
+    assert score(predictions, labels, rank_correlation=True) == pytest.approx(
+        truth(predictions, labels), rel=1e-10, abs=1e-10
+    )
 
 
 def test_missing_labels_are_left_out_of_their_target():
     predictions, labels = targets()
     predictions[labels == MISSING] = np.inf  # not looked at
-    assert score(predictions, labels, ranking=True) == pytest.approx(truth(predictions, labels), rel=1e-11)
+    assert score(predictions, labels, rank_correlation=True) == pytest.approx(truth(predictions, labels), rel=1e-11)
 
 
 def test_a_missing_label_counted_as_a_number_is_caught():
@@ -77,18 +79,10 @@ def test_a_missing_label_counted_as_a_number_is_caught():
     assert mean_squared_error(labels, predictions) > 100 * score(predictions, labels)["mse"]
 
 
-def test_every_mode_equals_scikit_learn():
-    predictions, labels = targets()
-    labels[0] = MISSING
-    expected = {key: value for key, value in truth(predictions, labels).items() if key in MOMENTS}
-    for bounds in ([0, 30], [0, 1, 30], range(31)):
-        assert_modes_agree(sized(regression(), 30), predictions, labels, bounds, expected, rel=1e-11)
-
-
 def test_float32_predictions_are_scored_in_float64():
     predictions, labels = (array.astype(np.float32) for array in targets(2000, missing=0.0))
     expected = truth(predictions, labels)
-    assert score(predictions, labels, ranking=True) == pytest.approx(expected, rel=1e-11)
+    assert score(predictions, labels, rank_correlation=True) == pytest.approx(expected, rel=1e-11)
     assert mean_squared_error(labels, predictions) != pytest.approx(expected["mse"], rel=1e-11)
 
 
@@ -102,7 +96,7 @@ def test_one_target_may_be_a_column():
 
 def test_a_stack_of_sums_scores_as_each():
     predictions, labels = targets()
-    rows, _ = regression().about(regression().columns(evaluation(predictions, labels)), {})
+    rows, _ = regression().centered(regression().columns(evaluation(predictions, labels)), {})
     weights = np.random.default_rng(1).integers(0, 3, (3, 4, 30))
     stack = regression().scores({name: np.tensordot(weights, column, 1) for name, column in rows.items()})
     for place in np.ndindex(3, 4):
@@ -137,7 +131,7 @@ def far(mean, samples=48, seed=0):
 
 @pytest.mark.parametrize("mean", [0.0, 1e5, -1e7])
 @pytest.mark.parametrize("size", [1, 3, 8, 48])
-def test_a_large_mean_costs_no_digits_in_any_mode(mean, size):
+def test_large_mean_is_exact_in_every_mode(mean, size):
     predictions, labels = far(mean)
     scores = {key: value for key, value in truth(predictions, labels).items() if key in MOMENTS} | exact(
         predictions, labels
@@ -146,9 +140,9 @@ def test_a_large_mean_costs_no_digits_in_any_mode(mean, size):
     assert_modes_agree(sized(regression(), 48), predictions, labels, bounds, scores, rel=1e-12)
 
 
-def test_a_large_mean_costs_no_digits_beside_other_metrics():
+def test_large_mean_is_exact_in_joined_metrics():
     predictions, labels = far(1e5)
-    joined = build(regression(ranking=True), again=regression())(evaluation(predictions, labels))
+    joined = build(regression(rank_correlation=True), again=regression())(evaluation(predictions, labels))
     expected = truth(predictions, labels)
     assert joined == pytest.approx(expected | {f"again_{key}": expected[key] for key in MOMENTS}, rel=1e-9)
     streamed = sized(build(regression(), other=regression()), 48)()
@@ -187,13 +181,13 @@ def test_replicates_and_comparisons_keep_their_digits():
     assert found["pearson_difference"] == pytest.approx(expected, rel=1e-11)
 
 
-def test_a_first_label_far_from_all_others_costs_few_digits():
+def test_scores_are_exact_if_the_first_label_is_an_outlier():
     predictions, labels = far(1e5)
     labels[0], predictions[0] = 0.0, 3.0
     assert score(predictions, labels)["r2"] == pytest.approx(exact(predictions, labels)["r2"], rel=1e-12)
 
 
-def test_replicates_without_the_sample_that_is_far_from_all_others_keep_their_digits():
+def test_bootstrap_is_exact_with_an_outlier():
     """Of two units, one the sample far off, a quarter of the replicates draws the other one twice."""
     predictions, labels = far(0.0)
     for place in (2, 47):
@@ -210,11 +204,11 @@ def test_replicates_without_the_sample_that_is_far_from_all_others_keep_their_di
 
 @pytest.mark.parametrize("labels", [np.zeros(0), np.full(3, MISSING), np.zeros((0, 2)), np.full((2, 2), MISSING)])
 def test_without_labels_every_score_is_nan(labels):
-    assert all(math.isnan(value) for value in score(np.ones(labels.shape), labels, ranking=True).values())
+    assert all(math.isnan(value) for value in score(np.ones(labels.shape), labels, rank_correlation=True).values())
 
 
 def test_one_sample_has_errors_and_no_correlation():
-    scores = score(np.array([2.0]), np.array([5.0]), ranking=True)
+    scores = score(np.array([2.0]), np.array([5.0]), rank_correlation=True)
     assert [scores[key] for key in ("mse", "rmse", "mae")] == [9.0, 3.0, 3.0]
     assert all(math.isnan(scores[key]) for key in ("r2", "pearson", "spearman", "kendall"))
 
@@ -223,14 +217,14 @@ def test_one_sample_has_errors_and_no_correlation():
 def test_constant_predictions_have_no_correlation(constant):
     labels = np.arange(7) / 3
     predictions = np.full(7, constant)
-    scores = score(predictions, labels, ranking=True)
+    scores = score(predictions, labels, rank_correlation=True)
     assert scores["r2"] == pytest.approx(r2_score(labels, predictions))
     assert all(math.isnan(scores[key]) for key in ("pearson", "spearman", "kendall"))
 
 
 @pytest.mark.parametrize("constant", [0.1, 1e6 / 3, 0.0])
-def test_constant_labels_explain_nothing(constant):
-    scores = score(np.arange(7.0), np.full(7, constant), ranking=True)
+def test_constant_labels_have_no_r2_and_no_correlation(constant):
+    scores = score(np.arange(7.0), np.full(7, constant), rank_correlation=True)
     assert scores["mae"] == pytest.approx(abs(np.arange(7) - constant).mean())
     assert all(math.isnan(scores[key]) for key in ("r2", "pearson", "spearman", "kendall"))
 
@@ -238,24 +232,26 @@ def test_constant_labels_explain_nothing(constant):
 def test_targets_without_labels_are_left_out_and_constant_predictions_are_not():
     predictions, labels = targets(missing=0.0)
     labels[:, 1] = MISSING
-    assert score(predictions, labels, ranking=True) == pytest.approx(truth(predictions[:, 0], labels[:, 0]), rel=1e-11)
+    assert score(predictions, labels, rank_correlation=True) == pytest.approx(
+        truth(predictions[:, 0], labels[:, 0]), rel=1e-11
+    )
     predictions, labels = targets(missing=0.0)
     predictions[:, 1] = 3.0
-    scores = score(predictions, labels, ranking=True)
+    scores = score(predictions, labels, rank_correlation=True)
     assert all(math.isnan(scores[key]) for key in ("pearson", "spearman", "kendall"))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_diverged_model_does_not_score(value):
-    scores = score(np.array([1.0, value, 2.0]), np.array([1.0, 2.0, 3.0]), ranking=True)
+def test_nan_and_inf_predictions_are_not_scored(value):
+    scores = score(np.array([1.0, value, 2.0]), np.array([1.0, 2.0, 3.0]), rank_correlation=True)
     assert not math.isfinite(scores["mse"])
     assert math.isnan(scores["pearson"])
 
 
-def test_a_diverged_target_is_not_averaged_away():
+def test_nan_in_one_target_makes_the_mean_nan():
     predictions, labels = targets(missing=0.0)
     predictions[3, 1] = np.nan
-    assert all(math.isnan(value) for value in score(predictions, labels, ranking=True).values())
+    assert all(math.isnan(value) for value in score(predictions, labels, rank_correlation=True).values())
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
@@ -264,31 +260,31 @@ def test_a_diverged_target_is_not_averaged_away():
 @pytest.mark.parametrize(
     ("predictions", "labels", "error", "message"),
     [
-        (np.zeros((3, 2)), np.zeros(3), ValueError, r"predictions have shape \(3, 2\), labels \(3, 1\)"),
-        (np.zeros(3), np.zeros((3, 2)), ValueError, r"shape \(3, 1\), labels \(3, 2\).*num_labels"),
-        (np.zeros((3, 2, 1)), np.zeros((3, 2, 1)), ValueError, r"must be \(B, K\)"),
+        (np.zeros((3, 2)), np.zeros(3), ValueError, r"got predictions \(3, 2\) and labels \(3, 1\)"),
+        (np.zeros(3), np.zeros((3, 2)), ValueError, r"predictions \(3, 1\) and labels \(3, 2\).*num_labels"),
+        (np.zeros((3, 2, 1)), np.zeros((3, 2, 1)), ValueError, r"must both be \(B, K\)"),
         (np.zeros(3), np.array([0.0, np.nan, 1.0]), ValueError, r"NaN.*-100\.0.*mask_missing"),
         (np.zeros(3, np.int64), np.zeros(3), TypeError, "floats"),
         ((np.zeros(3), np.zeros(3)), np.zeros(3), ValueError, "column 'predictions'"),
         (np.zeros(3), (np.zeros(3),), TypeError, "tuple"),
     ],
 )
-def test_what_is_no_regression_is_refused(predictions, labels, error, message):
+def test_invalid_predictions_and_labels_are_refused(predictions, labels, error, message):
     with pytest.raises(error, match=message):
         score(predictions, labels)
 
 
 def test_ranks_need_every_sample():
-    with pytest.raises(ValueError, match=r"rank each sample among all; ranking=False leaves them out"):
-        build(regression(ranking=True), num_samples=9)(evaluation(*targets()), compute_result=False)
+    with pytest.raises(ValueError, match=r"rank each sample among all; rank_correlation=False leaves them out"):
+        build(regression(rank_correlation=True), num_samples=9)(evaluation(*targets()), compute_result=False)
 
 
 def test_copies_are_equal_results_plain_and_directions_known():
-    metric = regression(ranking=True)
+    metric = regression(rank_correlation=True)
     assert pickle.loads(pickle.dumps(metric)) == metric
     scores = metric(evaluation(*targets()))
-    assert list(scores) == list(metric.directions) == list(DIRECTIONS)
+    assert list(scores) == list(metric.higher_is_better) == list(HIGHER_IS_BETTER)
     assert all(type(value) is float for value in scores.values())
-    assert DIRECTIONS.items() <= directions.DIRECTIONS.items()
+    assert HIGHER_IS_BETTER.items() <= best_model.HIGHER_IS_BETTER.items()
     assert best_model_kwargs("rmse")["greater_is_better"] is False
     assert best_model_kwargs("pearson")["greater_is_better"] is True

@@ -91,12 +91,12 @@ def every_metric():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: text_match(None), TypeError, r"which has batch_decode; None came"),
-        (lambda: transcription(Words), TypeError, "the tokenizer is a tokenizer or processor"),  # not yet made
-        (lambda: translation(TOKENIZER, tokenize="typo"), ValueError, "tokenize is one of .*13a.*; 'typo' came"),
+        (lambda: text_match(None), TypeError, r"with batch_decode, got None"),
+        (lambda: transcription(Words), TypeError, "tokenizer must be a tokenizer or processor"),  # not yet made
+        (lambda: translation(TOKENIZER, tokenize="typo"), ValueError, "tokenize must be one of .*13a.*, got 'typo'"),
     ],
 )
-def test_mistakes_are_found_before_the_first_evaluation(make, error, message):
+def test_invalid_arguments_raise_when_the_metric_is_built(make, error, message):
     with pytest.raises(error, match=message):
         make()
 
@@ -111,7 +111,7 @@ def test_a_library_that_is_missing_is_named_before_the_first_evaluation(monkeypa
         make(TOKENIZER)
 
 
-def test_decoding_survives_what_is_no_id():
+def test_decode_ignores_negative_ids_and_refuses_other_types():
     ids = np.array([[3, 5, N, N], [N, 1, PAD, PAD], [N] * 4])
     assert decode(ids, TOKENIZER) == ["cat sat", "the", ""]
     assert decode(ids[:0], TOKENIZER) == []
@@ -130,7 +130,7 @@ def test_a_mean_over_sentences_is_caught():
     assert abs(np.mean(each) - expected_scores()["bleu"]) > 1
 
 
-def test_what_the_model_read_is_named_so():
+def test_teacher_forced_texts_have_prefixed_keys():
     ids = padded(FOUND, PAD)
     scores = every_metric()(evaluation(ids, LABELS))
     assert all(key.startswith("teacher_forced_") for key in scores)

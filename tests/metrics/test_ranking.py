@@ -1,0 +1,132 @@
+"""Ranks of labels, retrieval and paired retrieval against loops and scikit-learn."""
+
+import math
+
+import numpy as np
+import pytest
+from sklearn.metrics import average_precision_score, label_ranking_average_precision_score, ndcg_score
+
+from metrics import bootstrap, build, by_group, compare, label_ranking, paired_retrieval, regression, retrieval
+
+from .evaluations import assert_every_mode, evaluation
+
+N = -100
+
+
+def test_ranks_give_reciprocals_and_hits():
+    generator = np.random.default_rng(0)
+    ranks = generator.integers(0, 12, (9, 5)).astype(np.int32)
+    ranks[generator.random(ranks.shape) < 0.3] = N
+    flat = [rank for rank in ranks.ravel().tolist() if rank >= 0]
+    expected = {
+        "mrr": math.fsum(1 / (1 + rank) for rank in flat) / len(flat),
+        "hit_at_1": sum(rank == 0 for rank in flat) / len(flat),
+        "hit_at_5": sum(rank < 5 for rank in flat) / len(flat),
+    }
+    assert_every_mode(label_ranking((1, 5)), {"ranks": ranks}, np.zeros_like(ranks), expected)
+
+
+def test_ranks_agree_with_scikit_learn():
+    generator = np.random.default_rng(0)
+    scores, labels = generator.random((40, 7)), generator.integers(0, 7, 40)
+    ranks = (scores > scores[np.arange(40), labels, None]).sum(1)
+    expected = label_ranking_average_precision_score(np.eye(7)[labels], scores)
+    assert label_ranking()(evaluation({"ranks": ranks}, labels))["mrr"] == pytest.approx(expected, rel=1e-12)
+
+
+def test_label_ranking_without_labels_is_nan():
+    for ranks in (np.zeros((0, 3), np.int32), np.full((2, 3), N)):
+        assert np.isnan(list(label_ranking()(evaluation({"ranks": ranks}, ranks)).values())).all()
+    with pytest.raises(ValueError, match="needs the column 'ranks'"):
+        label_ranking()(evaluation(np.zeros((2, 3)), np.zeros((2, 3))))
+    with pytest.raises(ValueError, match="each of hits must be >= 1, got 0"):
+        label_ranking((0,))
+
+
+KS = (1, 3)
+
+
+def retrieval_by_hand(scores, labels):
+    """scikit-learn's nDCG and average precision, a query at a time."""
+    found = {name: [] for name in ("mrr", "map", *(f"{score}_at_{k}" for score in ("ndcg", "recall") for k in KS))}
+    for given, relevance in zip(scores, labels, strict=True):
+        row, target = given[relevance != N], relevance[relevance != N]
+        if not (target > 0).any():
+            continue
+        order = np.argsort(-row)
+        found["map"].append(average_precision_score(target > 0, row))
+        found["mrr"].append(1 / (1 + next(place for place, at in enumerate(order) if target[at] > 0)))
+        for k in KS:
+            found[f"ndcg_at_{k}"].append(ndcg_score([target], [row], k=k) if len(row) > 1 else 1.0)
+            found[f"recall_at_{k}"].append((target[order[:k]] > 0).sum() / (target > 0).sum())
+    return {name: np.mean(values) for name, values in found.items()} | {"queries": len(found["mrr"])}
+
+
+def test_rankings_score_as_in_scikit_learn():
+    generator = np.random.default_rng(0)
+    scores, labels = generator.random((20, 6)), generator.integers(0, 3, (20, 6))
+    labels[generator.random(labels.shape) < 0.2] = N
+    labels[3], labels[4] = 0, N
+    expected = retrieval_by_hand(scores, labels)
+    assert expected["queries"] < 20
+    assert_every_mode(retrieval(KS), {"scores": scores}, labels, expected)
+    grouped = by_group(retrieval(KS), np.arange(20) % 2)(evaluation(scores, labels))
+    assert grouped["map/1"] == pytest.approx(retrieval_by_hand(scores[1::2], labels[1::2])["map"])
+
+
+def test_retrieval_without_queries_is_nan_and_ties_keep_their_order():
+    for labels in (np.zeros((0, 3), np.int64), np.full((2, 3), N), np.zeros((2, 3), np.int64)):
+        scores = retrieval()(evaluation(np.zeros(labels.shape), labels))
+        assert scores.pop("queries") == 0
+        assert np.isnan(list(scores.values())).all()
+    assert retrieval()(evaluation(np.zeros((1, 4)), np.array([[0, 0, 1, 0]])))["mrr"] == pytest.approx(1 / 3)
+
+
+def test_candidate_with_score_minus_inf_ranks_before_a_missing_one():
+    scores, labels = np.array([[0.5, -np.inf, 0.1]]), np.array([[N, 1, 0]])
+    assert retrieval()(evaluation(scores, labels))["mrr"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("scores", "labels", "error", "message"),
+    [
+        (np.zeros((2, 3), np.int64), np.zeros((2, 3)), TypeError, "scores must be floats"),
+        (np.zeros((2, 3)), np.zeros((2, 2)), ValueError, r"must both be \(B, K\)"),
+        (np.zeros((2, 3)), np.full((2, 3), -1), ValueError, "0 or more"),
+        ({"other": np.zeros((2, 3))}, np.zeros((2, 3)), ValueError, "column 'scores'"),
+    ],
+)
+def test_invalid_rankings_are_refused(scores, labels, error, message):
+    with pytest.raises(error, match=message):
+        retrieval()(evaluation(scores, labels))
+
+
+def test_paired_retrieval_ranks_documents_of_all_samples(monkeypatch):
+    generator = np.random.default_rng(0)
+    queries, documents = generator.normal(size=(2, 30, 5))
+    products = queries @ documents.T
+    ranks = [sorted(-products[row]).index(-products[row, row]) + 1 for row in range(30)]
+    expected = {"mrr": np.mean([1 / rank for rank in ranks]), "recall_at_10": np.mean([rank <= 10 for rank in ranks])}
+    vectors = evaluation({"queries": queries, "documents": documents}, np.zeros(30))
+    for chunk in (2**24, 70):
+        monkeypatch.setattr("metrics.ranking.CHUNK", chunk)
+        scores = paired_retrieval()(vectors)
+        assert {key: scores[key] for key in expected} == pytest.approx(expected, rel=1e-12)
+    constant = paired_retrieval()(evaluation({"queries": np.ones((4, 2)), "documents": np.ones((4, 2))}, np.zeros(4)))
+    assert constant["recall_at_1"] == 0.0
+    assert np.isnan(
+        paired_retrieval()(evaluation({"queries": np.ones((0, 2)), "documents": np.ones((0, 2))}, np.zeros(0)))["mrr"]
+    )
+    with pytest.raises(ValueError, match="documents of all samples"):
+        paired_retrieval()(vectors, compute_result=False)
+    with pytest.raises(ValueError, match="queries and documents"):
+        paired_retrieval()(evaluation({"queries": queries}, np.zeros(30)))
+
+
+@pytest.mark.parametrize("metric", [paired_retrieval(), build(paired_retrieval(), regression())])
+def test_paired_retrieval_refuses_resampling(metric):
+    vectors = evaluation({"queries": np.eye(30), "documents": np.eye(30)}, np.zeros(30))
+    for draw in (bootstrap, lambda metric: compare(metric, vectors, vectors)):
+        with pytest.raises(ValueError, match="would compete with itself"):
+            draw(metric)
+    assert by_group(paired_retrieval(), "ab" * 15)(vectors)["recall_at_1/b"] == 1.0
