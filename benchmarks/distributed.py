@@ -1,22 +1,8 @@
-"""`make test-distributed`: every test of several processes or replicas, those that `make test` leaves out too."""
+"""`make test-distributed`: every test of several processes or replicas, including those that `make test` leaves out."""
 
 import sys
-from dataclasses import asdict
 
-from . import harness, proof
-
-
-def main() -> int:
-    """Runs the tests, writes their result file, and returns the status to exit with."""
-    outcomes = proof.run_tests(sys.executable, "-m", "distributed", "tests")
-    proof.write(
-        "distributed",
-        "make test-distributed",
-        harness.versions("torch", "transformers", "accelerate", "peft"),
-        [asdict(outcome) for outcome in outcomes],
-    )
-    return int(any(outcome.outcome == "failed" for outcome in outcomes))
-
+from . import suites
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(suites.main())
