@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, EvalPrediction, logging, set_seed
 
 import lossfns
@@ -21,10 +24,9 @@ import metrics
 import reducers
 
 from . import assets
-from .evaluation import ACCUMULATED, ARGMAX, NOTHING, accuracy_of_ids, argmax_by_hand
+from .evaluation import ACCUMULATED, ARGMAX, NOTHING, Counted, accuracy_of_ids, argmax_by_hand, make_trainer
 from .harness import human_bytes, progress
 from .memory import MemoryWatch
-from .trainers import Counted, make_trainer
 
 OUTPUT = Path(__file__).resolve().parents[1] / "output"
 STEPS, ACCUMULATION, TRAIN_BATCH, TRAIN_TOKENS = 30, 2, 2, 64
@@ -32,6 +34,7 @@ EVAL_ROWS, EVAL_TOKENS, EVAL_BATCH = 64, 128, 8
 TRAINED_LAYERS = 4
 LAST_TRAINING_YEAR = 2008
 REVIEWS = 32
+COLOURS = ["#3d3d3d", "#8a8a8a", "#c98a2b", "#1f6fb4", "#63a9dd"]  # nothing, accumulated, argmax, lossfns, streaming
 
 Rows = list[dict[str, Any]]
 
@@ -49,8 +52,6 @@ class Way:
 
 
 def main() -> None:
-    from .demo_picture import picture
-
     began = time.perf_counter()
     for module in (lossfns, reducers, metrics):  # a metrics.py next to a script would shadow the package
         print(f"{module.__name__:9} from {module.__file__}")
@@ -79,7 +80,11 @@ def evaluate_in_every_way() -> list[Way]:
     }
     streaming = {"compute_metrics": metrics.build(metrics.language_modeling(), num_samples=EVAL_ROWS)}
     before = evaluate("before training", model, rows, **functions)
-    fine_tune(model, blocks(tokenizer, earlier, STEPS * ACCUMULATION * TRAIN_BATCH, TRAIN_TOKENS))
+    progress(f"Fine-tuning, {STEPS} steps ...")
+    options = {"batch": TRAIN_BATCH, "max_steps": STEPS, "gradient_accumulation_steps": ACCUMULATION}
+    train = blocks(tokenizer, earlier, STEPS * ACCUMULATION * TRAIN_BATCH, TRAIN_TOKENS)
+    options |= {"learning_rate": 3e-4, "warmup_steps": 3, "compute_loss_func": lossfns.causal_lm_loss}
+    make_trainer(model, train, **options).train()
     # From the smallest to the largest, so that no way reuses memory that an earlier one left to the allocator.
     ways = [
         evaluate("lossfns, streaming", model, rows, **functions | streaming, batch_eval_metrics=True),
@@ -99,21 +104,6 @@ def blocks(tokenizer: Any, texts: list[str], rows: int, length: int) -> Rows:
     ids = chain.from_iterable(tokenizer(text)["input_ids"] for text in texts)
     pieces = [list(islice(ids, length)) for _ in range(rows)]
     return [{"input_ids": piece, "labels": piece} for piece in pieces]
-
-
-def fine_tune(model: Any, rows: Rows) -> None:
-    progress(f"Fine-tuning, {STEPS} steps ...")
-    trainer = make_trainer(
-        model,
-        rows,
-        batch=TRAIN_BATCH,
-        max_steps=STEPS,
-        gradient_accumulation_steps=ACCUMULATION,
-        learning_rate=3e-4,
-        warmup_steps=3,
-        compute_loss_func=lossfns.causal_lm_loss,
-    )
-    trainer.train()
 
 
 def evaluate(name: str, model: Any, rows: Rows, *, compute_metrics: Callable[..., Any], **options: Any) -> Way:
@@ -168,28 +158,84 @@ def table(ways: list[Way]) -> str:
     return "\n".join(lines)
 
 
+def picture(ways: list[Way], path: Path) -> Path:
+    """Save the memory over time, its peaks and the bytes kept, one colour per way, with the finding as the title."""
+    figure = Figure(figsize=(14, 4.8), layout="constrained")
+    figure.suptitle(finding(ways) + "\n", fontsize=14, fontweight="bold", x=0.01, ha="left")
+    over_time, peaks, kept = figure.subplots(1, 3, width_ratios=[1.5, 1, 1])
+    _draw_memory(over_time, ways)
+    _draw_bars(peaks, [way.peak for way in ways], "Peak memory")
+    _draw_bars(kept, [way.kept for way in ways], "Predictions kept")
+    kept.set_xscale("log", subs=[])
+    kept.xaxis.set_major_locator(LogLocator(numticks=99))  # otherwise it leaves out every other power of ten
+    kept.set_xlim(100, 200 * max(way.kept for way in ways))
+    kept.tick_params(axis="x", labelbottom=False)
+    kept.set_xlabel("each line is ten times more")
+    peaks.set_xlim(0, 1.3 * max(way.peak for way in ways))
+    peaks.set_xticks([])
+    peaks.set_yticks(range(len(ways)), [way.name for way in ways], fontsize=11)
+    for label, colour in zip(peaks.get_yticklabels(), COLOURS, strict=True):
+        label.set_color(colour)
+    path.parent.mkdir(exist_ok=True)
+    figure.savefig(path, dpi=150)
+    return path
+
+
+def finding(ways: list[Way]) -> str:
+    """Return the finding: the peak with nothing configured and that with lossfns."""
+    nothing, *_, ours, _streaming = ways
+    return (
+        f"lossfns evaluates SmolLM2-135M in {human_bytes(ours.peak)} instead of {human_bytes(nothing.peak)} of memory "
+        f"(stock Trainer, {EVAL_ROWS} × {EVAL_TOKENS} tokens)"
+    )
+
+
+def _draw_memory(axes: Axes, ways: list[Way]) -> None:
+    for way, colour in zip(ways, COLOURS, strict=True):
+        seconds, sampled = way.samples
+        axes.plot(seconds, [count / 1e9 for count in sampled], color=colour, linewidth=1.6)
+        axes.plot(seconds[sampled.index(way.peak)], way.peak / 1e9, "o", color=colour, markersize=6)
+    axes.set_title("Memory above the start of evaluate()", loc="left", fontsize=12)
+    axes.set_xlabel("seconds")
+    axes.yaxis.set_major_formatter(lambda count, _: f"{count:g} GB" if count else "0")
+    axes.set_ylim(bottom=0)
+    axes.set_xlim(left=0)
+    _plain(axes, grid="y")
+
+
+def _draw_bars(axes: Axes, values: list[int], title: str) -> None:
+    places = range(len(values))
+    axes.barh(places, values, color=COLOURS, height=0.6)
+    axes.invert_yaxis()
+    axes.set_yticks([])
+    for place, value in zip(places, values, strict=True):
+        axes.annotate(human_bytes(value), (value, place), (5, 0), textcoords="offset points", va="center", fontsize=11)
+    axes.set_title(title, loc="left", fontsize=12)
+    _plain(axes, grid="x")
+
+
+def _plain(axes: Axes, *, grid: str) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis=grid, color="#e2e2e2")
+    axes.tick_params(length=0)
+    axes.set_axisbelow(True)
+
+
 def gradient_norms() -> dict[str, tuple[float, float]]:
     """Return the norms of MiniLM's first gradient on film reviews, in one batch and in four accumulated ones."""
     logging.set_verbosity_error()  # the head is new on purpose
     tokenizer = AutoTokenizer.from_pretrained(assets.minilm_path())
     reviews = assets.rated_texts()[:REVIEWS]
     rows = [dict(tokenizer(review.text)) | {"labels": review.mean} for review in reviews]
-    options = {"num_labels": 1, "problem_type": "regression"}
-    options |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    config = {"num_labels": 1, "problem_type": "regression"}
+    config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
     def norm(loss: Callable[..., torch.Tensor] | None, accumulation: int) -> float:
         set_seed(0)
-        model = AutoModelForSequenceClassification.from_pretrained(assets.minilm_path(), **options)
-        trainer = make_trainer(
-            model,
-            rows,
-            batch=REVIEWS // accumulation,
-            gradient_accumulation_steps=accumulation,
-            max_steps=1,
-            logging_steps=1,
-            processing_class=tokenizer,
-            compute_loss_func=loss,
-        )
+        model = AutoModelForSequenceClassification.from_pretrained(assets.minilm_path(), **config)
+        options = {"gradient_accumulation_steps": accumulation, "max_steps": 1, "logging_steps": 1}
+        options |= {"processing_class": tokenizer, "compute_loss_func": loss}
+        trainer = make_trainer(model, rows, batch=REVIEWS // accumulation, **options)
         trainer.train()
         return next(log["grad_norm"] for log in trainer.state.log_history if "grad_norm" in log)
 

@@ -4,15 +4,16 @@
 setup. By default the Trainer keeps every logit; where that needs more than `MEMORY_LIMIT` bytes it is not run.
 """
 
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import EvalPrediction, LlamaConfig, LlamaForCausalLM
+from transformers import EvalPrediction, LlamaConfig, LlamaForCausalLM, PrinterCallback, Trainer, TrainingArguments
 
 from lossfns import causal_lm_loss, hidden_states
 from metrics import build, language_modeling
@@ -21,9 +22,9 @@ from reducers import sample_sums
 from . import assets, harness
 from .harness import Goal, Result, Row, Section, Spread, Timed, human_bytes
 from .memory import peak_bytes, resident_peak
-from .trainers import Counted, make_trainer
 
 MEMORY_LIMIT = 8e9
+ARGUMENTS = {field.name for field in fields(TrainingArguments)}
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,52 @@ class Sizes:
 
 COUNTED, GROWTH = Sizes((512,), length=128, batch=8), Sizes((128, 512, 1024, 4096), length=16, batch=64, rounds=3)
 QUICK_COUNTED, QUICK_GROWTH = Sizes((4,), length=16, batch=2), Sizes((4, 6), length=16, batch=2)
+
+
+def make_trainer(model: Any, rows: list[Row], *, batch: int, device: str = "cpu", **options: Any) -> Trainer:
+    """Return a quiet Trainer on `rows`; `options` are arguments of TrainingArguments or of Trainer."""
+    arguments = {name: value for name, value in options.items() if name in ARGUMENTS}
+    trainer = Trainer(
+        model=model,
+        args=TrainingArguments(
+            output_dir=tempfile.gettempdir(),
+            per_device_train_batch_size=batch,
+            per_device_eval_batch_size=batch,
+            save_strategy="no",
+            use_cpu=device == "cpu",
+            report_to=[],
+            disable_tqdm=True,
+            dataloader_pin_memory=False,
+            **arguments,
+        ),
+        train_dataset=rows,
+        eval_dataset=rows,
+        **{name: value for name, value in options.items() if name not in ARGUMENTS},
+    )
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+class Counted:
+    """A `compute_metrics` that remembers the most bytes of predictions that it received in one call."""
+
+    def __init__(self, compute_metrics: Callable[..., dict[str, float]]) -> None:
+        self.compute_metrics = compute_metrics
+        self.bytes = 0
+
+    def __call__(self, evaluated: EvalPrediction, compute_result: bool | None = None) -> dict[str, float]:
+        self.bytes = max(self.bytes, nested_bytes(evaluated.predictions))
+        # Only a streaming evaluation passes compute_result.
+        return self.compute_metrics(evaluated, **({} if compute_result is None else {"compute_result": compute_result}))
+
+
+def nested_bytes(predictions: Any) -> int:
+    """Return the bytes of arrays nested in dicts and tuples."""
+    if isinstance(predictions, dict):
+        predictions = tuple(predictions.values())
+    if isinstance(predictions, (list, tuple)):
+        return sum(map(nested_bytes, predictions))
+    return int(predictions.nbytes)
 
 
 def argmax_by_hand(logits: Tensor, labels: Tensor) -> Tensor:
@@ -78,20 +125,12 @@ KEEPS_LOGITS = (NOTHING, ACCUMULATED)
 
 # Options of `make_trainer` for a model and a number of samples; the stack closes what they open.
 SETUPS: dict[str, Callable[[LlamaForCausalLM, int, ExitStack], dict[str, Any]]] = {
-    NOTHING: lambda model, samples, stack: {"compute_metrics": accuracy_of_logits},
-    ACCUMULATED: lambda model, samples, stack: {
-        "compute_metrics": accuracy_of_logits,
-        "eval_accumulation_steps": 1,
-    },
-    ARGMAX: lambda model, samples, stack: {
-        "compute_metrics": accuracy_of_ids,
-        "preprocess_logits_for_metrics": argmax_by_hand,
-    },
-    SUMS: lambda model, samples, stack: ours(language_modeling()),
-    WITHOUT_LOGITS: lambda model, samples, stack: ours(
-        language_modeling(), source=stack.enter_context(hidden_states(model))
-    ),
-    STREAMING: lambda model, samples, stack: (
+    NOTHING: lambda *_: {"compute_metrics": accuracy_of_logits},
+    ACCUMULATED: lambda *_: {"compute_metrics": accuracy_of_logits, "eval_accumulation_steps": 1},
+    ARGMAX: lambda *_: {"compute_metrics": accuracy_of_ids, "preprocess_logits_for_metrics": argmax_by_hand},
+    SUMS: lambda *_: ours(language_modeling()),
+    WITHOUT_LOGITS: lambda model, _, stack: ours(language_modeling(), source=stack.enter_context(hidden_states(model))),
+    STREAMING: lambda model, samples, _: (
         ours(build(language_modeling(), num_samples=samples)) | {"batch_eval_metrics": True}
     ),
 }

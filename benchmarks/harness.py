@@ -1,7 +1,6 @@
 """Shared parts of the benchmarks: interleaved timing, result files, separate processes and Markdown tables."""
 
 import argparse
-import contextlib
 import gc
 import json
 import math
@@ -12,7 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
@@ -64,33 +63,15 @@ def interleave(
 def time_once(variant: Timed, device: str) -> float:
     """Return the seconds of one run, with garbage collection disabled."""
     prepared = variant.prepare()
+    synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
     gc.collect()
-    with _no_collection():
-        clock = _cpu_seconds if device == "cpu" else _cuda_seconds
-        return clock(lambda: variant.run(prepared))
-
-
-def _cpu_seconds(run: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
-
-
-def _cuda_seconds(run: Callable[[], object]) -> float:
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda.synchronize()
-    start.record()
-    run()
-    end.record()
-    torch.cuda.synchronize()
-    return start.elapsed_time(end) / 1000
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
     gc.disable()
     try:
-        yield
+        synchronize()
+        start = time.perf_counter()
+        variant.run(prepared)
+        synchronize()
+        return time.perf_counter() - start
     finally:
         gc.enable()
 
@@ -293,6 +274,11 @@ class Section:
                 parts.append(goals_table(goals))
             parts.append(self.tables(result))
         return parts
+
+
+def goals_at(where: str, *measured: tuple[str, float, float]) -> list[Goal]:
+    """Return goals whose descriptions all begin with `where`."""
+    return [Goal(f"{where}: {what}", limit, number) for what, limit, number in measured]
 
 
 def goals_table(goals: Sequence[Goal]) -> str:

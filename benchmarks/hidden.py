@@ -212,19 +212,10 @@ def run(*, quick: bool, device: str) -> Iterator[Row]:
             yield from measure(dtype, share, sizes, device)
 
 
+BFLOAT16, FLOAT32, ALL, HALF = "bfloat16", "float32", "all", "half"
 TIME_LIMITS = {
-    "default": {
-        ("bfloat16", "all"): 0.90,
-        ("bfloat16", "half"): 0.52,
-        ("float32", "all"): 1.0,
-        ("float32", "half"): 0.57,
-    },
-    "kept": {
-        ("bfloat16", "all"): 1.05,
-        ("bfloat16", "half"): 0.60,
-        ("float32", "all"): 1.10,
-        ("float32", "half"): 0.65,
-    },
+    "default": {(BFLOAT16, ALL): 0.90, (BFLOAT16, HALF): 0.52, (FLOAT32, ALL): 1.0, (FLOAT32, HALF): 0.57},
+    "kept": {(BFLOAT16, ALL): 1.05, (BFLOAT16, HALF): 0.60, (FLOAT32, ALL): 1.10, (FLOAT32, HALF): 0.65},
 }
 WEIGHT_ERROR_LIMITS = {"bfloat16": 1.5, "float32": 1.1}
 
@@ -242,24 +233,21 @@ def goals(result: Result) -> list[Goal]:
     found, kinds = [], by_kind(result.rows)
     for (dtype, share), kind in kinds.items():
         row, base = kind[OURS], kind[STOCK]
-        where = f"{dtype}, {share} supervised"
         extra, extra_of_half = (row[name] - row["float32_sum"] for name in ("peak", "peak_of_half_the_tokens"))
-        time_limit = TIME_LIMITS[result.allocator][dtype, share]
         # What the stock loss needs does not depend on the labels.
         over_stock = extra / kinds[dtype, "all"][STOCK]["peak"]
         growth = 2 * (extra - extra_of_half) / row["hidden_bytes"]
-        found += [
-            Goal(f"{where}: peak without the float32 sum, over stock", 0.03, over_stock),
-            Goal(f"{where}: its growth with the tokens, over that of the hidden states", 2, growth),
-            Goal(f"{where}: products with the vocabulary per supervised token", 3, row["products"]),
-            Goal(f"{where}: time over stock", time_limit, harness.ratio(row["seconds"], base["seconds"]).median),
-            Goal(f"{where}: error of the hidden gradient over stock", 1.05, row["hidden_error"] / base["hidden_error"]),
-            Goal(
-                f"{where}: error of the weight gradient over stock",
-                WEIGHT_ERROR_LIMITS[dtype],
-                row["weight_error"] / base["weight_error"],
-            ),
-        ]
+        time = harness.ratio(row["seconds"], base["seconds"]).median
+        of_hidden, of_weight = (row[name] / base[name] for name in ("hidden_error", "weight_error"))
+        found += harness.goals_at(
+            f"{dtype}, {share} supervised",
+            ("peak without the float32 sum, over stock", 0.03, over_stock),
+            ("its growth with the tokens, over that of the hidden states", 2, growth),
+            ("products with the vocabulary per supervised token", 3, row["products"]),
+            ("time over stock", TIME_LIMITS[result.allocator][dtype, share], time),
+            ("error of the hidden gradient over stock", 1.05, of_hidden),
+            ("error of the weight gradient over stock", WEIGHT_ERROR_LIMITS[dtype], of_weight),
+        )
     return found
 
 

@@ -15,10 +15,10 @@ from lossfns import causal_lm_loss, hidden_states
 from reducers import sample_sums
 
 from . import assets, harness
+from .evaluation import make_trainer
 from .harness import Goal, Result, Row, Section, Spread
 from .losses import DTYPES
 from .memory import peak_bytes, process_peak
-from .trainers import make_trainer
 
 MIB = 1 << 20
 
@@ -101,30 +101,23 @@ def run(*, quick: bool, device: str) -> Iterator[Row]:
         yield {"case": case, "dtype": dtype, **found[0], "process": [row["process"] for row in found]}
 
 
+BASE = "that of the stock loss less 2.5 float32 copies of the logits"
+
+
 def goals(result: Result) -> list[Goal]:
     found = []
     for dtype in DTYPES:
         rows = {row["case"]: row for row in result.rows if row["dtype"] == dtype}
-        stock_row, row, forward_row = rows[STOCK_STEP], rows[STEP], rows[FORWARD]
+        stock_row, row = rows[STOCK_STEP], rows[STEP]
         logits = row["logits_bytes"]
         stock_process, process = (Spread.of(each["process"]).median for each in (stock_row, row))
-        found += [
-            Goal(
-                f"{dtype}, a step: process peak over that with the stock loss less 2.5 float32 copies of the logits",
-                1.0,
-                process / (stock_process - 2.5 * logits),
-            ),
-            Goal(
-                f"{dtype}, a step: the same for live tensor bytes",
-                1.0,
-                row["peak"] / (stock_row["peak"] - 2.5 * logits),
-            ),
-            Goal(
-                f"{dtype}, an evaluation: peak above the forward alone, in float32 logits",
-                0.05,
-                (rows[EVALUATION]["peak"] - forward_row["peak"]) / logits,
-            ),
-        ]
+        above_forward = (rows[EVALUATION]["peak"] - rows[FORWARD]["peak"]) / logits
+        found += harness.goals_at(
+            dtype,
+            (f"step, process peak over {BASE}", 1.0, process / (stock_process - 2.5 * logits)),
+            (f"step, live tensor bytes over {BASE}", 1.0, row["peak"] / (stock_row["peak"] - 2.5 * logits)),
+            ("evaluation, peak above the forward alone, in float32 logits", 0.05, above_forward),
+        )
     return found
 
 

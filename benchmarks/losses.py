@@ -4,6 +4,7 @@ Forward and backward on the logits of 1,024 tokens, with labels from real text.
 """
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -183,15 +184,9 @@ def trainer_step(loss: Loss, batch: Batch, source: Tensor) -> None:
 
 def memory(loss: Loss, source: Tensor, batch: Batch, device: str) -> dict[str, int]:
     """Return peak bytes with the logits held by the caller, and of a step that makes and releases them."""
-    held = fresh_logits(source)
-    bytes_held = peak_bytes(partial(step, loss, batch, held)).peak
-    del held
+    held = peak_bytes(partial(step, loss, batch, fresh_logits(source))).peak
     whole = partial(trainer_step, loss, batch, source)
-    return {
-        "held": bytes_held,
-        "released": peak_bytes(whole).peak,
-        "released_resident": resident_peak(whole, device=device),
-    }
+    return {"held": held, "released": peak_bytes(whole).peak, "released_resident": resident_peak(whole, device=device)}
 
 
 def gradient_errors(losses: Sequence[Loss], source: Tensor, batch: Batch) -> dict[str, dict[str, float]]:
@@ -201,7 +196,8 @@ def gradient_errors(losses: Sequence[Loss], source: Tensor, batch: Batch) -> dic
     largest true element; `gradient_error` is the Euclidean norm of the error relative to that of the true gradient.
     """
     true_value, truth = true_gradient(source, batch)
-    unit = float(last_place(truth.abs().max(), source.dtype))
+    _, exponent = math.frexp(float(truth.abs().max()))
+    unit = torch.finfo(source.dtype).eps * 2.0 ** (exponent - 1)
     found = {}
     for loss in losses:
         gradients = [torch.empty(0)]
@@ -226,13 +222,6 @@ def true_gradient(source: Tensor, batch: Batch, *, chunk: int = 32) -> tuple[flo
         gradients += torch.autograd.grad(part, leaf)
         value += part.item()
     return value, torch.cat(gradients)
-
-
-def last_place(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the distance from each value to the next one that `dtype` can represent."""
-    info = torch.finfo(dtype)
-    _, exponent = torch.frexp(values)
-    return torch.ldexp(torch.full_like(values, info.eps), exponent - 1).clamp_(min=info.tiny * info.eps)
 
 
 def run(*, quick: bool, device: str) -> Iterator[Row]:
@@ -267,49 +256,35 @@ def by_kind(rows: Sequence[Row]) -> dict[tuple[str, int], Kind]:
 
 
 def goals(result: Result) -> list[Goal]:
-    return [
-        goal
-        for (dtype, vocabulary), kind in by_kind(result.rows).items()
-        for loss, with_composed in ((OWN, COMPOSED_OWN), (OVER, COMPOSED_OVER))
-        for goal in goals_of(
-            f"{dtype}, V {vocabulary:,}, {loss}", kind, loss, with_composed, TIME_LIMITS[result.allocator][dtype, loss]
-        )
-    ]
+    found = []
+    for (dtype, vocabulary), kind in by_kind(result.rows).items():
+        for loss, with_composed in ((OWN, COMPOSED_OWN), (OVER, COMPOSED_OVER)):
+            time_limit = TIME_LIMITS[result.allocator][dtype, loss]
+            found += goals_of(f"{dtype}, V {vocabulary:,}, {loss}", kind, loss, with_composed, time_limit)
+    return found
 
 
 def goals_of(where: str, kind: Kind, loss: str, with_composed: str, time_limit: float) -> list[Goal]:
-    row, half, stock_row, other = kind[loss, "all"], kind[loss, "half"], kind[STOCK, "all"], kind[with_composed, "all"]
-    logits = row["logits_bytes"]
+    row, half, other = kind[loss, "all"], kind[loss, "half"], kind[with_composed, "all"]
+    base, base_of_half = kind[STOCK, "all"], kind[STOCK, "half"]
+    logits, ulp = row["logits_bytes"], torch.finfo(DTYPES[row["dtype"]]).eps
+    memory_of_composed = (logits + other["held"]) / (logits + row["held"])
+    largest, relative = base["largest_error"] + 1, base["gradient_error"] + ulp
 
     def time(own: Row, base: Row) -> float:
         return harness.ratio(own["seconds"], base["seconds"]).median
 
-    return [
-        Goal(f"{where}: extra memory, in logits", MEMORY_LIMITS[loss], row["held"] / logits),
-        Goal(f"{where}: time over stock", time_limit, time(row, stock_row)),
-        Goal(
-            f"{where}: time over stock with half of the labels ignored",
-            HALF_LIMIT * time_limit,
-            time(half, kind[STOCK, "half"]),
-        ),
-        Goal(f"{where}: time with half of the labels ignored, over all supervised", HALF_LIMIT, time(half, row)),
-        Goal(f"{where}: time of the composed term over cross-entropy", COMPOSED_TIME_LIMIT, time(other, row)),
-        Goal(
-            f"{where}: memory with the logits, composed term over cross-entropy",
-            COMPOSED_MEMORY_LIMIT,
-            (logits + other["held"]) / (logits + row["held"]),
-        ),
-        Goal(
-            f"{where}: largest gradient error, in ulp (limit: stock plus one)",
-            stock_row["largest_error"] + 1,
-            row["largest_error"],
-        ),
-        Goal(
-            f"{where}: relative gradient error (limit: stock plus one ulp)",
-            stock_row["gradient_error"] + torch.finfo(DTYPES[row["dtype"]]).eps,
-            row["gradient_error"],
-        ),
-    ]
+    return harness.goals_at(
+        where,
+        ("extra memory, in logits", MEMORY_LIMITS[loss], row["held"] / logits),
+        ("time over stock", time_limit, time(row, base)),
+        ("time over stock, half of the labels ignored", HALF_LIMIT * time_limit, time(half, base_of_half)),
+        ("time with half of the labels ignored, over all supervised", HALF_LIMIT, time(half, row)),
+        ("time of the composed term over cross-entropy", COMPOSED_TIME_LIMIT, time(other, row)),
+        ("memory with the logits, composed term over cross-entropy", COMPOSED_MEMORY_LIMIT, memory_of_composed),
+        ("largest gradient error, in ulp (limit: stock plus one)", largest, row["largest_error"]),
+        ("relative gradient error (limit: stock plus one ulp)", relative, row["gradient_error"]),
+    )
 
 
 def tables(result: Result) -> str:

@@ -5,7 +5,6 @@
 """
 
 import functools
-import math
 import runpy
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -261,59 +260,46 @@ def run(*, quick: bool, device: str) -> Iterator[Row]:
 
 
 def tables(result: Result) -> str:
-    """Return the times of each field; memory and errors too, except with memory kept, where they are the same."""
+    """Return one table per field."""
     fields = dict.fromkeys(row["field"] for row in result.rows)
-    measured = {name: [row for row in result.rows if row["field"] == name and "peak" in row] for name in fields}
-    parts = [f"**{name}: time**\n\n{_times(rows)}" for name, rows in measured.items()]
-    if result.allocator != "kept":
-        parts += [f"**{name}: memory and errors**\n\n{_memory(rows)}" for name, rows in measured.items()]
-    reasons = {f"{row['loss']}: {row['reason']}" for row in result.rows if "reason" in row}
-    return "\n\n".join(parts + [f"Not measured: {reason}." for reason in sorted(reasons)])
+    parts = [f"**{name}**\n\n{_table([row for row in result.rows if row['field'] == name])}" for name in fields]
+    reasons = {f"Not measured: {row['loss']}: {row['reason']}." for row in result.rows if "reason" in row}
+    return "\n\n".join([*parts, *sorted(reasons)])
 
 
-def _by_tokens(rows: Sequence[Row]) -> Iterator[tuple[list[str], dict[int, Row], dict[int, Row]]]:
-    """Yield the first cells of a line, its rows by tokens, and those of the first loss for the same vocabulary."""
+def _table(rows: Sequence[Row]) -> str:
     lines: dict[tuple[int, str], dict[int, Row]] = {}
     for row in rows:
-        lines.setdefault((row["vocabulary"], row["loss"]), {})[row["tokens"]] = row
-    for (vocabulary, loss), own in lines.items():
-        yield [f"{vocabulary:,}", loss], own, lines[vocabulary, rows[0]["loss"]]
-
-
-def _times(rows: Sequence[Row]) -> str:
-    counts = sorted({row["tokens"] for row in rows})
-    cells = [
-        [*case, *(_time(own.get(count), base.get(count)) for count in counts)] for case, own, base in _by_tokens(rows)
-    ]
-    return harness.table(("V", "loss", *(f"{count:,} tokens" for count in counts)), cells)
-
-
-def _time(own: Row | None, base: Row | None) -> str:
-    if own is None:
-        return "-"
-    milliseconds = f"{1000 * median(own['seconds']):.0f}"
-    return milliseconds if base is None else f"{milliseconds}, {harness.ratio(own['seconds'], base['seconds']):.2f}"
-
-
-def _memory(rows: Sequence[Row]) -> str:
+        if "peak" in row:
+            lines.setdefault((row["vocabulary"], row["loss"]), {})[row["tokens"]] = row
     counts = sorted({row["tokens"] for row in rows})
     cells = []
-    for case, own, _ in _by_tokens(rows):
-        peaks = [f"{own[count]['peak'] / own[count]['logits_bytes']:.2f}" if count in own else "-" for count in counts]
-        errors = [own[counts[0]].get(name, math.nan) for name in ("value_error", "gradient_error", "weight_error")]
-        cells.append([*case, *peaks, *("" if math.isnan(error) else f"{error:.2g}" for error in errors)])
+    for (vocabulary, loss), own in lines.items():
+        base = lines[vocabulary, rows[0]["loss"]]
+        errors = [own[counts[0]].get(name) for name in ("value_error", "gradient_error", "weight_error")]
+        of_tokens = [_cell(own.get(count), base.get(count)) for count in counts]
+        cells.append([f"{vocabulary:,}", loss, *of_tokens, *("" if each is None else f"{each:.2g}" for each in errors)])
     header = ("V", "loss", *(f"{count:,} tokens" for count in counts))
     return harness.table((*header, "error of value", "of gradient", "of weight gradient"), cells)
+
+
+def _cell(own: Row | None, base: Row | None) -> str:
+    """Return milliseconds, the ratio to the first loss if it was run, and the peak in logits."""
+    if own is None:
+        return "-"
+    ratio = "" if base is None else f" ({harness.ratio(own['seconds'], base['seconds']).median:.2f})"
+    return f"{1000 * median(own['seconds']):.0f} ms{ratio}, {own['peak'] / own['logits_bytes']:.2f}"
 
 
 SECTION = Section(
     title="Losses: compared with other libraries",
     benchmark="peers",
-    about="bfloat16; forward and backward of given logits, and of hidden states of width "
-    f"{HIDDEN} with the head's product. *Time*: milliseconds, and the ratio to the first line of the same input. "
-    "*Memory*: the peak of what torch's allocator handed out above the input, the result and (hidden states) one "
-    "weight gradient of the head, in units of the logits. Errors are relative to float64, at the smallest size. A dash "
-    f"marks what would need more than {human_bytes(MEMORY_LIMIT)} or {TIME_LIMIT:.0f} s per run and was not run.",
+    about=f"bfloat16; forward and backward of given logits, and of hidden states of width {HIDDEN} with the head's "
+    "product. Each cell is the time, in parentheses its ratio to the first line of the same V, and the peak of what "
+    "torch's allocator handed out above the input, the result and (hidden states) one weight gradient of the head, in "
+    "units of the logits. A ratio or a peak below that of our lines means that the other library is better there. "
+    "Errors are relative to float64, at the smallest size. A dash marks what would need more than "
+    f"{human_bytes(MEMORY_LIMIT)} or {TIME_LIMIT:.0f} s per run and was not run.",
     tables=tables,
     allocators=("default", "kept"),
     packages=("torch", "transformers", "torchtune", "trl", "cut-cross-entropy", "liger-kernel", "triton", "numpy"),

@@ -87,14 +87,8 @@ def read(benchmark: str) -> list[Row]:
 
 
 def commit() -> str:
-    """Return the commit under test, marked as dirty if a tracked file other than a written report differs from it."""
-    written = [f":!benchmarks/{name}" for name in ("results", "RESULTS.md")]
-    changes = _git("diff", "HEAD", "--name-only", "--", ".", *written)
-    return _git("rev-parse", "--short", "HEAD") + "-dirty" * bool(changes)
-
-
-def _git(*command: str) -> str:
-    command = ("git", "-C", str(REPOSITORY), *command)
+    """Return the commit under test, marked as dirty if a tracked file differs from it."""
+    command = ("git", "-C", str(REPOSITORY), "describe", "--always", "--dirty", "--exclude=*")
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 

@@ -155,6 +155,7 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ.pop("PYTHONPATH", None)  # it would make another environment's packages importable
     torches = {LOWEST: f"torch=={lower_bounds()['torch']}", NEWEST: given.torch}
     rows = {row["name"]: row for row in suites.read("versions")}
+    commit = suites.commit()  # before the result file changes
     for name in given.names or known:
         environment = known[name]
         if not _is_found(environment.python):
@@ -166,7 +167,7 @@ def main(arguments: list[str] | None = None) -> int:
             "name": name,
             "versions": _versions(python, ["transformers", "torch", "accelerate", "numpy", "peft"]),
             **suites.summary(suites.run_tests(python, *TESTS)),
-            "commit": suites.commit(),
+            "commit": commit,
         }
         suites.write("versions", (), [rows[each] for each in known if each in rows])
     print(suites.versions_table(suites.read("versions")))
