@@ -6,7 +6,7 @@ with its memory sampled. Then MiniLM takes one training step with and without gr
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
@@ -58,8 +58,8 @@ def main() -> None:
     ways = evaluate_in_every_way()
     print(table(ways), end="\n\n")
     print(f"Picture: {picture(ways, OUTPUT / 'demo.png')}", end="\n\n")
-    print(accumulation_table(gradient_norms()), end="\n\n")
-    print(f"Done in {time.perf_counter() - began:.0f} s.")
+    print_gradient_norms()
+    print(f"\nDone in {time.perf_counter() - began:.0f} s.")
 
 
 def evaluate_in_every_way() -> list[Way]:
@@ -221,35 +221,25 @@ def _plain(axes: Axes, *, grid: str) -> None:
     axes.set_axisbelow(True)
 
 
-def gradient_norms() -> dict[str, tuple[float, float]]:
-    """Return the norms of MiniLM's first gradient on film reviews, in one batch and in four accumulated ones."""
+def print_gradient_norms() -> None:
+    """Print the norm of MiniLM's gradient on film reviews, in one batch and in four accumulated ones."""
     logging.set_verbosity_error()  # the head is new on purpose
     tokenizer = AutoTokenizer.from_pretrained(assets.minilm_path())
-    reviews = assets.rated_texts()[:REVIEWS]
-    rows = [dict(tokenizer(review.text)) | {"labels": review.mean} for review in reviews]
-    config = {"num_labels": 1, "problem_type": "regression"}
-    config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-
-    def norm(loss: Callable[..., torch.Tensor] | None, accumulation: int) -> float:
-        set_seed(0)
-        model = AutoModelForSequenceClassification.from_pretrained(assets.minilm_path(), **config)
-        options = {"gradient_accumulation_steps": accumulation, "max_steps": 1, "logging_steps": 1}
-        options |= {"processing_class": tokenizer, "compute_loss_func": loss}
-        trainer = make_trainer(model, rows, batch=REVIEWS // accumulation, **options)
-        trainer.train()
-        return next(log["grad_norm"] for log in trainer.state.log_history if "grad_norm" in log)
-
-    losses = {"stock squared error": None, "regression_loss": lossfns.regression_loss}
-    return {name: (norm(loss, 1), norm(loss, 4)) for name, loss in losses.items()}
-
-
-def accumulation_table(norms: Mapping[str, tuple[float, float]]) -> str:
-    """Return one line per loss and the finding."""
-    head = f"MiniLM, norm of the gradient of {REVIEWS} film reviews   1 batch   4 accumulated"
-    lines = [f"  {name:48}{whole:7.2f} {accumulated:15.2f}" for name, (whole, accumulated) in norms.items()]
-    whole, accumulated = norms["stock squared error"]
-    finding = f"With 4 accumulation steps the stock gradient is {accumulated / whole:.1f} times as large."
-    return "\n".join([head, *lines, finding])
+    rows = [dict(tokenizer(review.text)) | {"labels": review.mean} for review in assets.rated_texts()[:REVIEWS]]
+    config = {"num_labels": 1, "problem_type": "regression", "hidden_dropout_prob": 0.0}
+    config |= {"attention_probs_dropout_prob": 0.0}
+    print(f"MiniLM, norm of the gradient on {REVIEWS} film reviews    1 batch   4 accumulated")
+    for name, loss in {"stock squared error": None, "regression_loss": lossfns.regression_loss}.items():
+        norms = []
+        for accumulation in (1, 4):
+            set_seed(0)
+            model = AutoModelForSequenceClassification.from_pretrained(assets.minilm_path(), **config)
+            options = {"gradient_accumulation_steps": accumulation, "max_steps": 1, "logging_steps": 1}
+            options |= {"processing_class": tokenizer, "compute_loss_func": loss}
+            trainer = make_trainer(model, rows, batch=REVIEWS // accumulation, **options)
+            trainer.train()
+            norms += [log["grad_norm"] for log in trainer.state.log_history if "grad_norm" in log]
+        print(f"  {name:48}{norms[0]:7.2f} {norms[1]:15.2f}")
 
 
 if __name__ == "__main__":

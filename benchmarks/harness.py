@@ -7,6 +7,7 @@ import math
 import multiprocessing
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -268,7 +269,7 @@ class Section:
         parts = [f"## {self.title}", self.about] if results else []
         for result in results:
             if self.allocators:
-                parts.append(f"### {title(result)}")
+                parts.append(f"### {TITLES[result.allocator]}")
             parts.append(provenance(result))
             if goals := [] if result.quick or result.device != "cpu" else self.goals(result):
                 parts.append(goals_table(goals))
@@ -282,25 +283,17 @@ def goals_at(where: str, *measured: tuple[str, float, float]) -> list[Goal]:
 
 
 def goals_table(goals: Sequence[Goal]) -> str:
-    """Return a Markdown table of limits."""
-    return table(
-        ("Limit", "At most", "Measured", ""),
-        [
-            (goal.what, f"{goal.limit:.4g}", f"{goal.measured:.4g}", "reached" if goal.reached else "**not reached**")
-            for goal in goals
-        ],
-    )
+    verdicts = {True: "reached", False: "**not reached**"}
+    cells = [(each.what, f"{each.limit:.4g}", f"{each.measured:.4g}", verdicts[each.reached]) for each in goals]
+    return table(("Limit", "At most", "Measured", ""), cells)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a Markdown table; columns of numbers are aligned to the right."""
-    right = [bool(rows) and all(_numeric(row[column]) for row in rows) for column in range(len(header))]
+    numeric = re.compile(r"[-+\d]|$")
+    right = [bool(rows) and all(numeric.match(row[column]) for row in rows) for column in range(len(header))]
     rule = ["--:" if is_right else "---" for is_right in right]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, rule, *rows))
-
-
-def _numeric(cell: str) -> bool:
-    return not cell or cell[0].isdigit() or cell[0] in "-+"
 
 
 def human_bytes(count: float) -> str:
@@ -318,18 +311,17 @@ def provenance(result: Result) -> str:
     machine = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in result.machine.items())
     versions = ", ".join(f"{name} {value}" for name, value in result.versions.items())
     quick = " **A quick run: its tiny sizes only show that the benchmark runs.**" if result.quick else ""
+    settings = [f"{name}={value}" for name, value in ALLOCATORS.get(result.allocator, {}).items()]
+    command = " ".join([*settings, result.command])
     return (
-        f"<sub>`{result.command}`, {result.seconds:.0f} s. {machine[0].upper()}{machine[1:]}. "
+        f"<sub>`{command}`, {result.seconds:.0f} s. {machine[0].upper()}{machine[1:]}. "
         f"{versions[0].upper()}{versions[1:]}.</sub>{quick}"
     )
 
 
-def title(result: Result) -> str:
-    """Return the device and the allocator setting of a result."""
-    settings = " ".join(f"{key}={value}" for key, value in ALLOCATORS.get(result.allocator, {}).items())
-    return {
-        "default": "CPU, default allocator of the C library",
-        "kept": f"CPU, memory kept by the allocator (`{settings}`)",
-        "returned": f"CPU, memory returned by the allocator at once (`{settings}`)",
-        "caching": "GPU",
-    }[result.allocator]
+TITLES = {
+    "default": "CPU, default allocator of the C library",
+    "kept": "CPU, memory kept by the allocator",
+    "returned": "CPU, memory returned by the allocator at once",
+    "caching": "GPU",
+}

@@ -97,20 +97,16 @@ SKLEARN_SCORES: dict[str, Callable[..., float]] = {
 }
 
 
-def torchmetrics_scores() -> MetricCollection:
-    """Return a collection, whose members share one confusion matrix where they can."""
-    macro = {"num_classes": CLASSES, "average": "macro"}
-    return MetricCollection(
-        {
-            "accuracy": multiclass.MulticlassAccuracy(CLASSES, average="micro"),
-            "balanced_accuracy": multiclass.MulticlassAccuracy(**macro),
-            "matthews_correlation": multiclass.MulticlassMatthewsCorrCoef(CLASSES),
-            "cohen_kappa": multiclass.MulticlassCohenKappa(CLASSES),
-            "precision_macro": multiclass.MulticlassPrecision(**macro),
-            "recall_macro": multiclass.MulticlassRecall(**macro),
-            "f1_macro": multiclass.MulticlassF1Score(**macro),
-        }
-    )
+MACRO = {"num_classes": CLASSES, "average": "macro"}
+TORCHMETRICS_SCORES = {
+    "accuracy": multiclass.MulticlassAccuracy(CLASSES, average="micro"),
+    "balanced_accuracy": multiclass.MulticlassAccuracy(**MACRO),
+    "matthews_correlation": multiclass.MulticlassMatthewsCorrCoef(CLASSES),
+    "cohen_kappa": multiclass.MulticlassCohenKappa(CLASSES),
+    "precision_macro": multiclass.MulticlassPrecision(**MACRO),
+    "recall_macro": multiclass.MulticlassRecall(**MACRO),
+    "f1_macro": multiclass.MulticlassF1Score(**MACRO),
+}
 
 
 def class_ways(quick: bool) -> list[Contender]:
@@ -118,10 +114,10 @@ def class_ways(quick: bool) -> list[Contender]:
     generator, count = np.random.default_rng(0), (QUICK if quick else FULL).labels
     labels = generator.choice(CLASSES, count, p=generator.dirichlet(np.full(CLASSES, 5.0)))
     ids = np.where(generator.random(count) < 0.75, labels, generator.integers(0, CLASSES, count))
-    metric, collection = metrics.classification(CLASSES), torchmetrics_scores()
-    together = evaluate.combine(
-        [EvaluateScore(name, score, datasets.Value("int32")) for name, score in SKLEARN_SCORES.items()]
-    )
+    metric = metrics.classification(CLASSES)
+    collection = MetricCollection(TORCHMETRICS_SCORES)  # whose members share one confusion matrix where they can
+    value = datasets.Value("int32")
+    together = evaluate.combine([EvaluateScore(name, score, value) for name, score in SKLEARN_SCORES.items()])
 
     def ours() -> Scores:
         found = metric(SimpleNamespace(predictions=ids, label_ids=labels))
@@ -231,17 +227,15 @@ def replicate_ways(quick: bool) -> list[Contender]:
 
     def with_torchmetrics() -> Scores:
         ends = torch.tensor([0.025, 0.975])
-        replicates = wrappers.BootStrapper(
-            multiclass.MulticlassF1Score(CLASSES), num_bootstraps=sizes.few, quantile=ends
-        )
+        score = multiclass.MulticlassF1Score(CLASSES)
+        replicates = wrappers.BootStrapper(score, num_bootstraps=sizes.few, quantile=ends)
         replicates.update(torch.from_numpy(ids), torch.from_numpy(labels))
         return interval(replicates.compute()["quantile"].numpy())
 
     def with_evaluate() -> Scores:
         """Compute the interval as evaluate's Evaluator does."""
         options = {"paired": True, "vectorized": False, "method": "percentile", "n_resamples": sizes.few}
-        found = bootstrap((labels, ids), macro_f1, **options)
-        return interval(found.confidence_interval)
+        return interval(bootstrap((labels, ids), macro_f1, **options).confidence_interval)
 
     def interval(ends: Any) -> Scores:
         return dict(zip(("f1_macro_low", "f1_macro_high"), map(float, ends), strict=True))
@@ -270,20 +264,13 @@ def measure(task: str, make: Make, *, quick: bool) -> list[Row]:
         return Timed(one.name, lambda: None, lambda _: found.__setitem__(one.name, one.run()))
 
     seconds = harness.interleave([timed(one) for one in contenders], rounds=1 if quick else ROUNDS)
-    own = found[OURS]
-    return [
-        {
-            "task": task,
-            "with": one.name,
-            "scale": one.scale,
-            "seconds": [one.scale * value for value in seconds[one.name]],
-            "memory": _memory(make, place, quick),
-            "difference": max(abs(value - own[key]) for key, value in found[one.name].items())
-            if one.scale == 1
-            else None,
-        }
-        for place, one in enumerate(contenders)
-    ]
+    rows = []
+    for place, one in enumerate(contenders):
+        difference = max(abs(value - found[OURS][key]) for key, value in found[one.name].items())
+        row = {"task": task, "with": one.name, "scale": one.scale, "memory": _memory(make, place, quick)}
+        row["seconds"] = [one.scale * value for value in seconds[one.name]]
+        rows.append(row | {"difference": difference if one.scale == 1 else None})
+    return rows
 
 
 def _memory(make: Make, place: int, quick: bool) -> int:

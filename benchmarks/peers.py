@@ -17,8 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lossfns import cross_entropy, dft, entropy_bonus, weighted_sum
-
 from . import assets, harness, hidden, losses
 from .harness import Result, Row, Section, Timed, human_bytes
 from .losses import IGNORED, OVER, OWN, STOCK, Batch, Loss
@@ -65,22 +63,13 @@ def torchtune_chunked(logits: Tensor, batch: Batch) -> Tensor:
     return torchtune_loss()(num_output_chunks=8)([*logits.chunk(8, dim=1)], targets_of(batch))
 
 
-def trl_log_probs(logits: Tensor, batch: Batch, *, dynamic: bool = False) -> Tensor:
+def trl_log_probs(logits: Tensor, batch: Batch) -> Tensor:
     """Compute the loss as TRL's trainers do, sample by sample (of `BLOCK` tokens)."""
     from trl.trainer.utils import selective_log_softmax
 
     targets = targets_of(batch).view(-1, BLOCK)
     log_probs = selective_log_softmax(logits.view(len(targets), BLOCK, -1), targets.clamp(min=0))
-    losses_of_tokens = -log_probs * log_probs.exp().detach() if dynamic else -log_probs
-    return losses_of_tokens[targets != IGNORED].sum() / batch.num_items
-
-
-def trl_with_entropy(logits: Tensor, batch: Batch) -> Tensor:
-    from trl.trainer.utils import selective_log_softmax_and_entropy
-
-    targets = targets_of(batch).view(-1, BLOCK)
-    log_probs, entropy = selective_log_softmax_and_entropy(logits.view(len(targets), BLOCK, -1), targets.clamp(min=0))
-    return (-log_probs - ENTROPY_WEIGHT * entropy)[targets != IGNORED].sum() / batch.num_items
+    return -log_probs[targets != IGNORED].sum() / batch.num_items
 
 
 def liger_cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
@@ -88,9 +77,6 @@ def liger_cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
 
     return liger_cross_entropy(logits.flatten(0, 1), targets_of(batch).flatten(), ignore_index=IGNORED)
 
-
-ENTROPY_WEIGHT = 0.01
-WITH_ENTROPY = weighted_sum((1.0, cross_entropy), (ENTROPY_WEIGHT, entropy_bonus))
 
 OF_LOGITS = (
     Loss(STOCK, losses.stock),
@@ -101,13 +87,6 @@ OF_LOGITS = (
     Loss("torchtune CEWithChunkedOutputLoss", torchtune_chunked),
     Loss("TRL selective_log_softmax", trl_log_probs),
     Loss("Liger cross-entropy", liger_cross_entropy),
-)
-OTHER_TERMS = (
-    Loss(STOCK, losses.stock),
-    Loss("dft", partial(losses.ours, term=dft), exact=False),
-    Loss("TRL, dft", partial(trl_log_probs, dynamic=True), exact=False),
-    Loss("entropy bonus", partial(losses.ours, term=WITH_ENTROPY), exact=False),
-    Loss("TRL selective_log_softmax_and_entropy", trl_with_entropy, exact=False),
 )
 
 
@@ -193,7 +172,6 @@ class Field:
 
 FIELDS = (
     Field("logits", OF_LOGITS, some_logits),
-    Field("logits, other objectives", OTHER_TERMS, some_logits),
     Field("hidden states", OF_HIDDEN_STATES, some_hidden_states),
 )
 
@@ -224,7 +202,7 @@ def measure(field: Field, vocabulary: int, sizes: Sizes, device: str, known: Seq
                 device=device,
                 warm=True,
             )
-            errors = given.errors([loss for loss in here if loss.exact]) if tokens == BLOCK else {}
+            errors = given.errors(here) if tokens == BLOCK else {}
             found += [row | {"seconds": seconds[name]} | errors.get(name, {}) for name, row in rows.items()]
     return found
 
@@ -260,9 +238,9 @@ def run(*, quick: bool, device: str) -> Iterator[Row]:
 
 
 def tables(result: Result) -> str:
-    """Return one table per field."""
-    fields = dict.fromkeys(row["field"] for row in result.rows)
-    parts = [f"**{name}**\n\n{_table([row for row in result.rows if row['field'] == name])}" for name in fields]
+    measured = [row for row in result.rows if "peak" in row]
+    fields = {field.name: [row for row in measured if row["field"] == field.name] for field in FIELDS}
+    parts = [f"**{name}**\n\n{_table(rows)}" for name, rows in fields.items() if rows]
     reasons = {f"Not measured: {row['loss']}: {row['reason']}." for row in result.rows if "reason" in row}
     return "\n\n".join([*parts, *sorted(reasons)])
 
@@ -270,8 +248,7 @@ def tables(result: Result) -> str:
 def _table(rows: Sequence[Row]) -> str:
     lines: dict[tuple[int, str], dict[int, Row]] = {}
     for row in rows:
-        if "peak" in row:
-            lines.setdefault((row["vocabulary"], row["loss"]), {})[row["tokens"]] = row
+        lines.setdefault((row["vocabulary"], row["loss"]), {})[row["tokens"]] = row
     counts = sorted({row["tokens"] for row in rows})
     cells = []
     for (vocabulary, loss), own in lines.items():

@@ -7,7 +7,6 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -16,19 +15,8 @@ from .harness import REPOSITORY, Result, Row, Section, machine, table, versions
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The outcome of one test: passed, skipped or failed, the reason of a skip, and the recorded properties."""
-
-    test: str
-    outcome: str
-    reason: str
-    seconds: float
-    recorded: dict[str, str]
-
-
-def run_tests(python: Path | str, *arguments: str) -> list[Outcome]:
-    """Run pytest with an interpreter and return the outcome of every test.
+def run_tests(python: Path | str, *arguments: str) -> list[Row]:
+    """Run pytest with an interpreter and return a row per test.
 
     Raises:
         SystemExit: no test ran, or pytest's exit status contradicts the outcomes.
@@ -38,14 +26,14 @@ def run_tests(python: Path | str, *arguments: str) -> list[Outcome]:
         command = [str(python), "-m", "pytest", "-p", "no:cacheprovider", f"--junitxml={report}", *arguments]
         status = subprocess.run(command, cwd=REPOSITORY, check=False).returncode
         outcomes = read_junit(report) if report.exists() else []
-    failed = any(outcome.outcome == "failed" for outcome in outcomes)
+    failed = any(row["outcome"] == "failed" for row in outcomes)
     if not outcomes or failed != bool(status):
         raise SystemExit(f"pytest ended with status {status} and {len(outcomes)} tests: {' '.join(command)}")
     return outcomes
 
 
-def read_junit(path: Path) -> list[Outcome]:
-    """Read the outcomes from pytest's XML file; a module that cannot be imported is a failed test."""
+def read_junit(path: Path) -> list[Row]:
+    """Read the outcome of every test from pytest's XML file; a module that cannot be imported is a failed test."""
     found = []
     for case in ElementTree.parse(path).iter("testcase"):
         skipped = case.find("skipped")
@@ -58,17 +46,18 @@ def read_junit(path: Path) -> list[Outcome]:
             reason = f"{whole[1]} (a whole module)" if whole else skipped.get("message", "")
         test = "::".join(filter(None, (case.get("classname"), case.get("name"))))
         recorded = {each.get("name", ""): each.get("value", "") for each in case.iter("property")}
-        found.append(Outcome(test, outcome, reason, float(case.get("time", 0)), recorded))
+        seconds = float(case.get("time", 0))
+        found.append({"test": test, "outcome": outcome, "reason": reason, "seconds": seconds, "recorded": recorded})
     return found
 
 
-def summary(outcomes: Sequence[Outcome]) -> Row:
+def summary(outcomes: Sequence[Row]) -> Row:
     """Return the numbers of tests, the reasons of those that were skipped and the names of those that failed."""
     return {
-        "passed": sum(each.outcome == "passed" for each in outcomes),
-        "skipped": dict(Counter(each.reason for each in outcomes if each.outcome == "skipped")),
-        "failed": [each.test for each in outcomes if each.outcome == "failed"],
-        "seconds": round(sum(each.seconds for each in outcomes), 1),
+        "passed": sum(each["outcome"] == "passed" for each in outcomes),
+        "skipped": dict(Counter(each["reason"] for each in outcomes if each["outcome"] == "skipped")),
+        "failed": [each["test"] for each in outcomes if each["outcome"] == "failed"],
+        "seconds": round(sum(each["seconds"] for each in outcomes), 1),
     }
 
 
@@ -146,5 +135,5 @@ DISTRIBUTED = Section(
 def main() -> int:
     """Run every test of several processes, write the result file, and return the exit status."""
     outcomes = run_tests(sys.executable, "-m", "distributed", "tests")
-    write("distributed", ("torch", "transformers", "accelerate", "peft"), [asdict(outcome) for outcome in outcomes])
-    return int(any(outcome.outcome == "failed" for outcome in outcomes))
+    write("distributed", ("torch", "transformers", "accelerate", "peft"), outcomes)
+    return int(any(row["outcome"] == "failed" for row in outcomes))
