@@ -107,11 +107,13 @@ def rated_texts() -> list[RatedText]:
 def conllu_sentences() -> list[TaggedSentence]:
     """Return the Turkish treebanks (web and Wikipedia) with universal part-of-speech tags."""
     with zipfile.ZipFile(_archive("turkish_treebanks-*.whl")) as wheel:
-        return [
-            sentence
-            for source in ("web", "wiki")
-            for sentence in _sentences(source, wheel.read(f"data/{source}.conllu").decode("utf-8"))
-        ]
+        texts = {source: wheel.read(f"data/{source}.conllu").decode("utf-8") for source in ("web", "wiki")}
+    found = []
+    for source, block in ((source, block) for source, text in texts.items() for block in text.split("\n\n")):
+        rows = [line.split("\t") for line in block.splitlines() if line and not line.startswith("#")]
+        if rows:
+            found.append(TaggedSentence(source, tuple(row[1] for row in rows), tuple(row[3] for row in rows)))
+    return found
 
 
 def chunked_sentences() -> list[ChunkedSentence]:
@@ -194,13 +196,6 @@ def _rated_source(archive: tarfile.TarFile, source: str) -> Iterator[RatedText]:
     for name, (_, text) in rows("GroundTruth").items():
         mean, sd, scores = ratings[name]
         yield RatedText(source, text, float(mean), float(sd), tuple(json.loads(scores)))
-
-
-def _sentences(source: str, text: str) -> Iterator[TaggedSentence]:
-    for block in text.split("\n\n"):
-        rows = [line.split("\t") for line in block.splitlines() if line and not line.startswith("#")]
-        if rows:
-            yield TaggedSentence(source, tuple(row[1] for row in rows), tuple(row[3] for row in rows))
 
 
 def _convert_smollm2(folder: Path) -> None:

@@ -7,8 +7,9 @@ setup. By default the Trainer keeps every logit; where that needs more than `MEM
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import partial
+from types import SimpleNamespace as Sizes
 from typing import Any
 
 import torch
@@ -24,25 +25,19 @@ from .harness import Goal, Result, Row, Section, Spread, Timed, human_bytes
 from .memory import peak_bytes, resident_peak
 
 MEMORY_LIMIT = 8e9
+VOCABULARY = 49_152
 ARGUMENTS = {field.name for field in fields(TrainingArguments)}
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """The measured sizes: numbers of samples, tokens per sample, samples per batch, rounds of the first number."""
-
-    samples: tuple[int, ...]
-    length: int
-    batch: int
-    rounds: int = 1
-    vocabulary: int = 49_152
-
-    def logits_bytes(self, samples: int) -> int:
-        return 4 * samples * self.length * self.vocabulary
+# Numbers of samples, tokens per sample, samples per batch, and rounds of the first number.
+COUNTED = Sizes(samples=(512,), length=128, batch=8)
+GROWTH = Sizes(samples=(128, 512, 1024, 4096), length=16, batch=64, rounds=3)
+QUICK_COUNTED = Sizes(samples=(4,), length=16, batch=2)
+QUICK_GROWTH = Sizes(samples=(4, 6), length=16, batch=2, rounds=1)
 
 
-COUNTED, GROWTH = Sizes((512,), length=128, batch=8), Sizes((128, 512, 1024, 4096), length=16, batch=64, rounds=3)
-QUICK_COUNTED, QUICK_GROWTH = Sizes((4,), length=16, batch=2), Sizes((4, 6), length=16, batch=2)
+def logits_bytes(sizes: Sizes, samples: int) -> int:
+    return 4 * samples * sizes.length * VOCABULARY
 
 
 def make_trainer(model: Any, rows: list[Row], *, batch: int, device: str = "cpu", **options: Any) -> Trainer:
@@ -139,7 +134,7 @@ SETUPS: dict[str, Callable[[LlamaForCausalLM, int, ExitStack], dict[str, Any]]] 
 def make_model(sizes: Sizes, device: str) -> LlamaForCausalLM:
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=sizes.vocabulary,
+        vocab_size=VOCABULARY,
         hidden_size=32,
         intermediate_size=64,
         num_hidden_layers=1,
@@ -211,7 +206,7 @@ def measure_growth(sizes: Sizes, device: str) -> Iterator[Row]:
     for samples in sizes.samples:
         harness.progress(f"evaluation: {samples:,} x {sizes.length} tokens")
         # While the Trainer joins the logits, they exist twice.
-        too_large = 2 * sizes.logits_bytes(samples) > MEMORY_LIMIT
+        too_large = 2 * logits_bytes(sizes, samples) > MEMORY_LIMIT
         setups = [name for name in SETUPS if not (too_large and name in KEEPS_LOGITS)]
         rounds = [
             [measure(setup, model, sizes, samples, device, counted=False) for setup in setups]
@@ -226,8 +221,8 @@ def run(*, quick: bool, device: str) -> Iterator[Row]:
     counted, growth = (QUICK_COUNTED, QUICK_GROWTH) if quick else (COUNTED, GROWTH)
     for sizes, rows in ((counted, measure_counted(counted, device)), (growth, measure_growth(growth, device))):
         for row in rows:
-            case = {"tokens": sizes.length, "vocabulary": sizes.vocabulary}
-            yield row | case | {"logits_bytes": sizes.logits_bytes(row["samples"])}
+            case = {"tokens": sizes.length, "vocabulary": VOCABULARY}
+            yield row | case | {"logits_bytes": logits_bytes(sizes, row["samples"])}
 
 
 def goals(result: Result) -> list[Goal]:

@@ -140,10 +140,8 @@ def machine(device: str) -> dict[str, Any]:
 
 def _processor() -> str:
     cpuinfo = Path("/proc/cpuinfo")
-    for line in cpuinfo.read_text().splitlines() if cpuinfo.exists() else ():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    found = re.search(r"^model name\s*:\s*(.*)", cpuinfo.read_text() if cpuinfo.exists() else "", re.MULTILINE)
+    return found[1] if found else platform.processor() or platform.machine()
 
 
 def versions(*distributions: str) -> dict[str, str]:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace as Sizes
 from typing import Any
 
 import torch
@@ -27,15 +28,7 @@ MIB = 1 << 20
 VOCABULARY = 151_936
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """The measured sizes: `tokens` in one row, in as many rounds as fit `seconds`, 3 to 7."""
-
-    tokens: int
-    hidden: int
-    seconds: float
-
-
+# `tokens` in one row, in as many rounds as fit `seconds`, 3 to 7.
 FULL = Sizes(tokens=2048, hidden=896, seconds=40.0)
 QUICK = Sizes(tokens=32, hidden=64, seconds=0.0)
 
@@ -176,19 +169,11 @@ Truth = tuple[float, Tensor, Tensor]
 
 
 def errors(batch: Batch, truth: Truth, value: float) -> Row:
-    """Return the relative errors of the value and of the gradients that the batch holds."""
-    true_value, of_hidden, of_weight = truth
-    return {
-        "value_error": abs(value - true_value) / true_value,
-        "hidden_error": relative(batch.hidden.grad, of_hidden),
-        "weight_error": relative(batch.head.weight.grad, of_weight),
+    """Return the relative errors of the value and, in the Euclidean norm, of the gradients that the batch holds."""
+    pairs = {"hidden_error": (batch.hidden.grad, truth[1]), "weight_error": (batch.head.weight.grad, truth[2])}
+    return {"value_error": abs(value - truth[0]) / truth[0]} | {
+        name: float((found.view_as(true).double() - true).norm() / true.norm()) for name, (found, true) in pairs.items()
     }
-
-
-def relative(found: Tensor | None, truth: Tensor) -> float:
-    """Return the Euclidean norm of the error relative to that of the truth."""
-    assert found is not None
-    return float((found.view_as(truth).double() - truth).norm() / truth.norm())
 
 
 def true_gradients(batch: Batch, *, chunk: int = 64) -> Truth:

@@ -4,9 +4,9 @@
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
+from types import SimpleNamespace as Sizes
 
 import torch
 from transformers import PreTrainedModel, Trainer
@@ -23,15 +23,7 @@ from .memory import peak_bytes, process_peak
 MIB = 1 << 20
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """The measured sizes, `rows` x `length` tokens, and the number of processes that take a training step."""
-
-    rows: int
-    length: int
-    processes: int
-
-
+# `rows` x `length` tokens, and the number of processes that take a training step.
 FULL = Sizes(rows=4, length=512, processes=3)
 QUICK = Sizes(rows=2, length=32, processes=1)
 

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace as Sizes
 from typing import Any
 
 import torch
@@ -27,16 +28,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 TOKENIZER_OF = {151_936: 151_643, 250_880: 248_044}  # columns of the logits -> tokens of the tokenizer
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """The measured sizes: `rows` x `length` tokens for each vocabulary."""
-
-    rows: int
-    length: int
-    vocabularies: Sequence[int]
-    rounds: int
-
-
+# `rows` x `length` tokens for each vocabulary.
 FULL = Sizes(rows=2, length=512, vocabularies=(151_936, 250_880), rounds=9)
 QUICK = Sizes(rows=1, length=8, vocabularies=(151_936,), rounds=2)
 

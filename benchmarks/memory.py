@@ -13,7 +13,7 @@ import resource
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,13 +62,10 @@ class LiveBytes(TorchDispatchMode):
 
     def _add(self, tree: Any) -> int:
         """Add the storages that are not known yet and return their bytes."""
-        new = {storage for storage in _storages(tree) if storage not in self._storages}
+        storages = {leaf.untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)}
+        new = {storage for storage in storages if storage not in self._storages}
         self._storages.update(new)
         return sum(storage.nbytes() for storage in new)
-
-
-def _storages(tree: Any) -> Iterable[torch.UntypedStorage]:
-    return (leaf.untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
 
 
 def peak_bytes(fn: Callable[[], object]) -> Peak:

@@ -40,23 +40,21 @@ ROUNDS = 3
 PRELOADED = ["evaluate", "torchmetrics.text", "torchmetrics.classification", "seqeval.metrics", "metrics", "reducers"]
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """The scored sizes; slow contenders make `few` replicates and score one `part`-th of the tokens."""
-
-    labels: int
-    batches: int
-    batch: int
-    length: int
-    sentences: int
-    samples: int
-    replicates: int
-    few: int
-    part: int
-
-
-FULL = Sizes(1_000_000, 320, 64, 512, sentences=33_334, samples=100_000, replicates=1000, few=10, part=20)
-QUICK = Sizes(1_000, 2, 2, 8, sentences=20, samples=200, replicates=20, few=2, part=2)
+# Slow contenders make `few` replicates and score one `part`-th of the batches of tokens.
+FULL = SimpleNamespace(
+    labels=1_000_000,
+    sentences=33_334,
+    samples=100_000,
+    replicates=1000,
+    few=10,
+    batches=320,
+    batch=64,
+    length=512,
+    part=20,
+)
+QUICK = SimpleNamespace(
+    labels=1_000, batches=2, batch=2, length=8, sentences=20, samples=200, replicates=20, few=2, part=2
+)
 
 Scores = dict[str, float]
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
+from types import SimpleNamespace as Sizes
 from typing import Any
 
 import torch
@@ -29,17 +30,9 @@ MEMORY_LIMIT = 10e9  # bytes
 TIME_LIMIT = 4.0  # seconds per run
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """The measured sizes, in as many rounds as fit `seconds` per case, 2 to 5."""
-
-    tokens: Sequence[int]
-    vocabularies: Sequence[int]
-    seconds: float
-
-
-FULL = Sizes((256, 1024, 4096, 8192), (32_000, 151_936, 250_880), seconds=8.0)
-QUICK = Sizes((256, 512), (32_000,), seconds=0.0)
+# In as many rounds as fit `seconds` per case, 2 to 5.
+FULL = Sizes(tokens=(256, 1024, 4096, 8192), vocabularies=(32_000, 151_936, 250_880), seconds=8.0)
+QUICK = Sizes(tokens=(256, 512), vocabularies=(32_000,), seconds=0.0)
 
 
 def targets_of(batch: Batch) -> Tensor:
@@ -161,32 +154,25 @@ def some_hidden_states(vocabulary: int, tokens: int, device: str) -> Input:
     return Input(batch.zero_grad, hidden.step, errors, held=batch.head.weight.nbytes)
 
 
-@dataclass(frozen=True)
-class Field:
-    """Losses of one kind of input; the others are compared with the first."""
-
-    name: str
-    losses: Sequence[Loss]
-    make: Callable[[int, int, str], Input]
+# Losses of one kind of input, and what makes the input; the others are compared with the first.
+FIELDS: dict[str, tuple[Sequence[Loss], Callable[[int, int, str], Input]]] = {
+    "logits": (OF_LOGITS, some_logits),
+    "hidden states": (OF_HIDDEN_STATES, some_hidden_states),
+}
 
 
-FIELDS = (
-    Field("logits", OF_LOGITS, some_logits),
-    Field("hidden states", OF_HIDDEN_STATES, some_hidden_states),
-)
-
-
-def measure(field: Field, vocabulary: int, sizes: Sizes, device: str, known: Sequence[Row]) -> list[Row]:
+def measure(field: str, vocabulary: int, sizes: Sizes, device: str, known: Sequence[Row]) -> list[Row]:
     """Return a row per loss and number of tokens; `known` are the rows of this field for other vocabularies."""
+    of_field, make = FIELDS[field]
     found: list[Row] = []
     failed = {row["loss"] for row in known if "reason" in row}
     for tokens in sizes.tokens:
-        harness.progress(f"peers: {field.name}, {tokens:,} tokens x {vocabulary:,}")
-        case = {"field": field.name, "vocabulary": vocabulary, "tokens": tokens}
+        harness.progress(f"peers: {field}, {tokens:,} tokens x {vocabulary:,}")
+        case = {"field": field, "vocabulary": vocabulary, "tokens": tokens}
         case["logits_bytes"] = 2 * tokens * vocabulary
-        given = field.make(vocabulary, tokens, device)
+        given = make(vocabulary, tokens, device)
         rows: dict[str, Row] = {}
-        for loss in field.losses:
+        for loss in of_field:
             if loss.name in failed or too_large(loss.name, case, [*known, *found]):
                 continue
             try:
@@ -195,7 +181,7 @@ def measure(field: Field, vocabulary: int, sizes: Sizes, device: str, known: Seq
                 failed.add(loss.name)
                 reason = " ".join(f"{type(error).__name__}: {error}".split())[:160]
                 found.append(case | {"loss": loss.name, "reason": reason})
-        if here := [loss for loss in field.losses if loss.name in rows]:
+        if here := [loss for loss in of_field if loss.name in rows]:
             seconds = harness.interleave(
                 [Timed(loss.name, given.fresh, partial(given.step, loss)) for loss in here],
                 rounds=min(max(int(sizes.seconds / sum(row["first_seconds"] for row in rows.values())), 2), 5),
@@ -239,7 +225,7 @@ def run(*, quick: bool, device: str) -> Iterator[Row]:
 
 def tables(result: Result) -> str:
     measured = [row for row in result.rows if "peak" in row]
-    fields = {field.name: [row for row in measured if row["field"] == field.name] for field in FIELDS}
+    fields = {name: [row for row in measured if row["field"] == name] for name in FIELDS}
     parts = [f"**{name}**\n\n{_table(rows)}" for name, rows in fields.items() if rows]
     reasons = {f"Not measured: {row['loss']}: {row['reason']}." for row in result.rows if "reason" in row}
     return "\n\n".join([*parts, *sorted(reasons)])

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from . import evaluation, harness, hidden, hidden_step, losses, metrics, peers, suites
+from . import distributed, evaluation, harness, hidden, hidden_step, losses, metrics, peers
 from .harness import Result
 
 # A new benchmark is a module with `run` and `SECTION`, listed here.
@@ -13,8 +13,8 @@ SECTIONS = (
     hidden_step.SECTION,
     evaluation.SECTION,
     metrics.SECTION,
-    suites.VERSIONS,
-    suites.DISTRIBUTED,
+    distributed.VERSIONS,
+    distributed.DISTRIBUTED,
 )
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from . import harness, suites
+from . import distributed, harness
 
 HOME = harness.REPOSITORY / ".venvs"
 CONSTRAINTS = harness.REPOSITORY / "requirements" / "constraints.txt"
@@ -89,12 +89,12 @@ def made(environment: Environment, torch: str) -> Path:
     base = HOME / f"python-{environment.python}-torch-{environment.torch}"
     _install(base, environment.python, [torch], [])
     folder = HOME / environment.name
-    python = _python(folder)
+    python = folder / "bin" / "python"
     if not python.exists():
-        _make(folder, environment.python)
+        _run(_interpreter(environment.python), "-m", "venv", "--clear", str(folder))
         site = next((folder / "lib").glob("python*/site-packages"))
         (site / "torch.pth").write_text(f"{next((base / 'lib').glob('python*/site-packages'))}\n")
-    constraints = [*pins(environment), f"torch=={_versions(_python(base), ['torch'])['torch']}"]
+    constraints = [*pins(environment), f"torch=={_versions(base / 'bin' / 'python', ['torch'])['torch']}"]
     _install(folder, environment.python, [*TOOLS, "--editable", str(harness.REPOSITORY)], constraints)
     return python
 
@@ -106,25 +106,21 @@ def _install(folder: Path, version: str, requirements: Sequence[str], constraint
     wanted = "\n".join([*requirements, *constraints, project if constraints else ""])
     if stamp.exists() and stamp.read_text() == wanted:
         return
-    if not _python(folder).exists():
-        _make(folder, version)
+    if not (folder / "bin" / "python").exists():
+        _run(_interpreter(version), "-m", "venv", "--clear", str(folder))
     held.write_text("\n".join(constraints) + "\n")
     harness.progress(f"installing {folder.name}")
-    pip = [str(_python(folder)), "-m", "pip", "install", "--quiet", "--constraint", str(held)]
-    subprocess.run([*pip, *requirements], check=True)
+    pip = (str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--constraint", str(held))
+    _run(*pip, *requirements)
     stamp.write_text(wanted)
 
 
-def _make(folder: Path, version: str) -> None:
-    subprocess.run([_interpreter(version), "-m", "venv", "--clear", str(folder)], check=True)
+def _run(*command: str) -> str:
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def _interpreter(version: str) -> str:
     return sys.executable if version == OWN_PYTHON else f"python{version}"
-
-
-def _python(folder: Path) -> Path:
-    return folder / "bin" / "python"
 
 
 def _versions(python: Path, names: Sequence[str]) -> dict[str, str]:
@@ -132,8 +128,7 @@ def _versions(python: Path, names: Sequence[str]) -> dict[str, str]:
         "import json, platform, sys; from importlib.metadata import version; "
         "print(json.dumps({'python': platform.python_version()} | {name: version(name) for name in sys.argv[1:]}))"
     )
-    done = subprocess.run([str(python), "-c", script, *names], check=True, capture_output=True, text=True)
-    return json.loads(done.stdout)
+    return json.loads(_run(str(python), "-c", script, *names))
 
 
 def _is_found(version: str) -> bool:
@@ -154,8 +149,8 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"expected some of {', '.join(known)}, got the unknown {sorted(unknown)}")
     os.environ.pop("PYTHONPATH", None)  # it would make another environment's packages importable
     torches = {LOWEST: f"torch=={lower_bounds()['torch']}", NEWEST: given.torch}
-    rows = {row["name"]: row for row in suites.read("versions")}
-    commit = suites.commit()  # before the result file changes
+    rows = {row["name"]: row for row in distributed.read("versions")}
+    commit = distributed.commit()  # before the result file changes
     for name in given.names or known:
         environment = known[name]
         if not _is_found(environment.python):
@@ -166,11 +161,11 @@ def main(arguments: list[str] | None = None) -> int:
         rows[name] = {
             "name": name,
             "versions": _versions(python, ["transformers", "torch", "accelerate", "numpy", "peft"]),
-            **suites.summary(suites.run_tests(python, *TESTS)),
+            **distributed.summary(distributed.run_tests(python, *TESTS)),
             "commit": commit,
         }
-        suites.write("versions", (), [rows[each] for each in known if each in rows])
-    print(suites.versions_table(suites.read("versions")))
+        distributed.write("versions", (), [rows[each] for each in known if each in rows])
+    print(distributed.versions_table(distributed.read("versions")))
     return int(any(row["failed"] for row in rows.values()))
 
 
