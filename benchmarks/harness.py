@@ -237,7 +237,7 @@ class Goal:
 
     @property
     def reached(self) -> bool:
-        return not math.isnan(self.measured) and self.measured <= self.limit
+        return self.measured <= self.limit
 
 
 @dataclass(frozen=True)

@@ -136,29 +136,17 @@ def measure(losses: Sequence[Loss], *, vocabulary: int, dtype: str, sizes: Sizes
     source = make_logits(labels, vocabulary, DTYPES[dtype])
     batches = {"all": make_batch(labels, ignored=0.0), "half": make_batch(labels, ignored=0.5)}
     runs = {f"{loss.name}, {share}": (loss, share, batches[share]) for share in batches for loss in losses}
-    seconds = harness.interleave(
-        [
-            Timed(name, partial(fresh_logits, source), partial(step, loss, batch))
-            for name, (loss, _, batch) in runs.items()
-        ],
-        rounds=sizes.rounds,
-        device=device,
-    )
+    fresh = partial(fresh_logits, source)
+    timed = [Timed(name, fresh, partial(step, loss, batch)) for name, (loss, _, batch) in runs.items()]
+    seconds = harness.interleave(timed, rounds=sizes.rounds, device=device)
     exact = gradient_errors([loss for loss in losses if loss.exact], source, batches["all"])
-    return [
-        {
-            "loss": loss.name,
-            "vocabulary": vocabulary,
-            "dtype": dtype,
-            "tokens": labels.numel(),
-            "supervised": share,
-            "logits_bytes": source.nbytes,
-            "seconds": seconds[name],
-            **memory(loss, source, batch, device),
-            **(exact.get(loss.name, {}) if share == "all" else {}),
-        }
-        for name, (loss, share, batch) in runs.items()
-    ]
+    case = {"vocabulary": vocabulary, "dtype": dtype, "tokens": labels.numel(), "logits_bytes": source.nbytes}
+    rows = []
+    for name, (loss, share, batch) in runs.items():
+        row = case | {"loss": loss.name, "supervised": share, "seconds": seconds[name]}
+        errors = exact.get(loss.name, {}) if share == "all" else {}
+        rows.append(row | memory(loss, source, batch, device) | errors)
+    return rows
 
 
 def step(loss: Loss, batch: Batch, logits: Tensor) -> None:

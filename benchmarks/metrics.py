@@ -5,6 +5,7 @@ so it is left out.
 """
 
 import statistics
+from collections import namedtuple
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -41,20 +42,9 @@ PRELOADED = ["evaluate", "torchmetrics.text", "torchmetrics.classification", "se
 
 
 # Slow contenders make `few` replicates and score one `part`-th of the batches of tokens.
-FULL = SimpleNamespace(
-    labels=1_000_000,
-    sentences=33_334,
-    samples=100_000,
-    replicates=1000,
-    few=10,
-    batches=320,
-    batch=64,
-    length=512,
-    part=20,
-)
-QUICK = SimpleNamespace(
-    labels=1_000, batches=2, batch=2, length=8, sentences=20, samples=200, replicates=20, few=2, part=2
-)
+Sizes = namedtuple("Sizes", "labels batches batch length sentences samples replicates few part")
+FULL = Sizes(1_000_000, 320, 64, 512, sentences=33_334, samples=100_000, replicates=1000, few=10, part=20)
+QUICK = Sizes(1_000, 2, 2, 8, sentences=20, samples=200, replicates=20, few=2, part=2)
 
 Scores = dict[str, float]
 
