@@ -1,18 +1,18 @@
-"""What is said of ways to the same scores: who is ahead in time and memory, and what is not reached first."""
+"""All contenders compute the same scores, and each is measured separately."""
 
 import gc
 
 import pytest
 
-from benchmarks import contenders, metrics, metrics_tasks
-from benchmarks.contenders import OURS, Contender
-from benchmarks.harness import Result
+from benchmarks import metrics
+from benchmarks.metrics import OURS, Contender
+from tests.benchmarks.results import result
 
 KEPT = []
 
 
 def ways(quick):
-    """Ours keeps nothing, and the peer eight megabytes."""
+    """Return contenders of which ours keeps nothing and the peer eight megabytes."""
     size = 1 if quick else 8_000_000
     return [
         Contender(OURS, lambda: {"score": 0.5}),
@@ -30,14 +30,10 @@ def quick_collection():
 
 @pytest.fixture
 def rows(monkeypatch):
-    """Measured here: a process for each line has first to import what all of them need."""
-    monkeypatch.setattr(contenders, "_memory", contenders._peak)
-    return contenders.measure("a task", ways, quick=False, rounds=2)
-
-
-def result(rows):
-    machine, versions = {"processor": "abacus"}, {"python": "3"}
-    return Result("metrics", "python -m benchmarks metrics", "cpu", "default", False, machine, versions, 1.0, rows)
+    """Measured in this process, because others would import everything first."""
+    monkeypatch.setattr(metrics, "_memory", metrics._peak)
+    monkeypatch.setattr(metrics, "ROUNDS", 2)
+    return metrics.measure("a task", ways, quick=False)
 
 
 def test_each_line_is_measured_by_itself(rows):
@@ -49,17 +45,22 @@ def test_each_line_is_measured_by_itself(rows):
     assert (ours["difference"], peer["difference"], half["difference"]) == (0.0, 0.25, None)
 
 
-def test_the_report_begins_with_what_is_not_reached(rows):
-    slow = [row | {"seconds": [2.0, 2.0]} if row["with"] == OURS else row | {"seconds": [1.0, 4.0]} for row in rows]
-    text = contenders.report("A task.", [result(slow)], limits={("a task", "peer"): 0.05}, more=lambda found: [])
-    assert "**Not reached**: a task: time over peer 1.25 (at most 0.05); a task: time over half 1.25" in text
-    assert text.index("**Not reached**") < text.index("What must be reached")
-    fast = [row | {"seconds": [0.1 if row["with"] == OURS else 9.0] * 2, "memory": 1} for row in rows]
-    assert "Every goal is reached." in contenders.report("A task.", [result(fast)], limits={}, more=lambda found: [])
+def test_goals_compare_with_every_peer():
+    """Ours is half as fast as scikit-learn where a twentieth of its time is the limit, and needs twice its memory."""
+    row = {"scale": 1, "seconds": [1.0, 4.0], "memory": 100, "difference": 0.0}
+    ours = {"with": OURS, "seconds": [2.0, 8.0], "memory": 200}
+    rows = [row | {"task": task, **each} for task in metrics.TASKS for each in (ours, {"with": metrics.SKLEARN})]
+    goals = {goal.what: goal for goal in metrics.goals(result(rows, "metrics"))}
+    time, memory = (goals[f"seven scores: {what} over scikit-learn"] for what in ("time", "memory"))
+    assert (time.limit, time.measured, time.reached) == (0.05, 2.0, False)
+    assert (memory.limit, memory.measured, memory.reached) == (1.0, 2.0, False)
+    assert goals["95 % interval of macro-F1: seconds"].measured == 5.0
+    assert len(goals) == 2 * len(metrics.TASKS) + 2
+    assert "| seven scores | scikit-learn | 2500.0 (1750.0 to 3250.0) | 100 B | 0 |" in metrics.tables(result(rows))
 
 
-@pytest.mark.parametrize("make", [metrics.ways, *metrics_tasks.TASKS.values()], ids=lambda make: make.__name__)
-def test_everybody_scores_the_same(make):
+@pytest.mark.parametrize("make", metrics.TASKS.values(), ids=lambda make: make.__name__)
+def test_contenders_compute_the_same_scores(make):
     own, *others = make(True)
     expected = own.run()
     for other in others:
@@ -70,7 +71,7 @@ def test_everybody_scores_the_same(make):
 
 
 def test_tokens_score_the_same_in_parts():
-    own, *others = metrics_tasks.token_ways(True)
+    own, *others = metrics.token_ways(True)
     expected = own.run()
     for other in others:
         assert other.run() == pytest.approx({key: expected[key] for key in other.run()}, rel=1e-5)
