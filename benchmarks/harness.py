@@ -1,18 +1,19 @@
-"""What every benchmark here shares: interleaved timing, result files, and the report written from them alone."""
+"""Shared parts of the benchmarks: interleaved timing, result files, separate processes and Markdown tables."""
 
 import argparse
-import contextlib
 import gc
 import json
 import math
 import multiprocessing
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -24,21 +25,19 @@ Row = dict[str, Any]
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
-# glibc gives large blocks back to the system and pays page faults for the next ones; told to keep them it behaves as a
-# GPU's caching allocator does; told to return all of them at once it holds what is alive and no more, where it else
-# holds half a gigabyte more in one process than in the next. All are read when the process starts.
+# By default glibc returns large blocks to the system and pays page faults for the next ones. "kept" makes it keep them,
+# as a GPU's caching allocator does. "returned" makes it return them at once, so that the process holds only what is
+# alive; otherwise its size varies by half a gigabyte. The settings are read when a process starts.
 ALLOCATORS = {
     "default": {},
     "kept": {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "100000000000"},
     "returned": {"MALLOC_MMAP_THRESHOLD_": "65536"},
 }
 
-# --- timing ----------------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class Timed:
-    """Something to time: `prepare` makes the input of one run, unseen by the clock; `run` is what counts."""
+    """A function to time: `prepare` makes the input of one run and is not timed; `run` is."""
 
     name: str
     prepare: Callable[[], Any]
@@ -48,48 +47,32 @@ class Timed:
 def interleave(
     variants: Sequence[Timed], *, rounds: int, device: str = "cpu", warm: bool = False
 ) -> dict[str, list[float]]:
-    """Seconds of each variant in each round, run as A B C A B C ... after one round that warms up, unless all are warm.
+    """Return the seconds of each variant in each round, run as A B C A B C ...
 
-    What disturbs the machine for a while meets all variants alike: compare them round by round.
+    One warm-up round comes first unless `warm` says that all variants have run before. A disturbance of the machine
+    affects all variants of a round alike, so compare them round by round.
     """
     seconds: dict[str, list[float]] = {variant.name: [] for variant in variants}
     for number in range(warm, rounds + 1):
         for variant in variants:
-            elapsed = _time_once(variant, device)
+            elapsed = time_once(variant, device)
             if number:
                 seconds[variant.name].append(elapsed)
     return seconds
 
 
-def _time_once(variant: Timed, device: str) -> float:
+def time_once(variant: Timed, device: str) -> float:
+    """Return the seconds of one run, with garbage collection disabled."""
     prepared = variant.prepare()
+    synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
     gc.collect()
-    with _no_collection():
-        clock = _cpu_seconds if device == "cpu" else _cuda_seconds
-        return clock(lambda: variant.run(prepared))
-
-
-def _cpu_seconds(run: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
-
-
-def _cuda_seconds(run: Callable[[], object]) -> float:
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda.synchronize()
-    start.record()
-    run()
-    end.record()
-    torch.cuda.synchronize()
-    return start.elapsed_time(end) / 1000
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
     gc.disable()
     try:
-        yield
+        synchronize()
+        start = time.perf_counter()
+        variant.run(prepared)
+        synchronize()
+        return time.perf_counter() - start
     finally:
         gc.enable()
 
@@ -114,16 +97,13 @@ class Spread:
 
 
 def ratio(seconds: Sequence[float], baseline: Sequence[float]) -> Spread:
-    """Seconds over the baseline's of the same round."""
+    """Return the spread of the ratios to the baseline's seconds of the same round."""
     return Spread.of([ours / theirs for ours, theirs in zip(seconds, baseline, strict=True)])
-
-
-# --- result files ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Result:
-    """One run of one benchmark in one process: what its file holds."""
+    """One run of one benchmark in one process, as stored in its result file."""
 
     benchmark: str
     command: str
@@ -135,23 +115,19 @@ class Result:
     seconds: float
     rows: list[Row]
 
-    @property
-    def file_name(self) -> str:
-        return f"{self.benchmark}-{self.device}-{self.allocator}.json"
-
-    def write(self, folder: Path) -> None:
+    def write(self, folder: Path, name: str = "") -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(asdict(self), indent=1, allow_nan=False)
-        (folder / self.file_name).write_text(text + "\n", encoding="utf-8")
+        path = folder / f"{name or f'{self.benchmark}-{self.device}-{self.allocator}'}.json"
+        path.write_text(json.dumps(asdict(self), indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def read_results(folder: Path) -> list[Result]:
-    """The results of a folder, in the order of their file names."""
+    """Return the results stored in a folder, in the order of their file names."""
     return [Result(**json.loads(path.read_text(encoding="utf-8"))) for path in sorted(folder.glob("*.json"))]
 
 
 def machine(device: str) -> dict[str, Any]:
-    """What the times depend on."""
+    """Describe the hardware that the times depend on."""
     found: dict[str, Any] = {
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -159,72 +135,58 @@ def machine(device: str) -> dict[str, Any]:
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "system": f"{platform.system()} {platform.machine()}",
     }
-    if device != "cpu":
-        found["gpu"] = torch.cuda.get_device_name()
-    return found
+    return found if device == "cpu" else found | {"gpu": torch.cuda.get_device_name()}
 
 
 def _processor() -> str:
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    found = re.search(r"^model name\s*:\s*(.*)", cpuinfo.read_text() if cpuinfo.exists() else "", re.MULTILINE)
+    return found[1] if found else platform.processor() or platform.machine()
 
 
 def versions(*distributions: str) -> dict[str, str]:
-    """Python's version and those of distributions, which need not all be there."""
-    return {"python": platform.python_version()} | {name: _version(name) for name in distributions}
-
-
-def _version(distribution: str) -> str:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return "not installed"
+    """Return the versions of Python and of distributions, some of which may be missing."""
+    found = {"python": platform.python_version()}
+    for name in distributions:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
 
 
 def allocator() -> str:
-    """The name of this process's allocator setting."""
+    """Return the name of the allocator setting of this process."""
     given = {name: value for name, value in os.environ.items() if name.startswith("MALLOC_")}
     for name, settings in ALLOCATORS.items():
         if given == settings:
             return name
-    raise SystemExit(f"unknown allocator settings {given}: expected one of {list(ALLOCATORS.values())}")
-
-
-# --- running ---------------------------------------------------------------------------------------------------------
+    raise SystemExit(f"allocator settings must be one of {list(ALLOCATORS.values())}, got {given}")
 
 
 def check_device(device: str) -> None:
-    """Stops with a message where the device is not there."""
+    """Exit with a message if the device does not exist on this machine."""
     if device == "cuda" and not torch.cuda.is_available():
-        raise SystemExit("--device cuda: torch finds no CUDA device here, so there is nothing to measure; leave it out")
+        raise SystemExit("--device cuda: torch finds no CUDA device on this machine; leave the option out")
 
 
-def main(benchmark: str, run: Callable[..., Iterable[Row]], packages: Sequence[str]) -> None:
-    """The command line of a benchmark's own module: runs it in this process and writes its result file.
-
-    A benchmark that yields its rows has them written as they come.
-    """
-    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{benchmark}")
-    parser.add_argument("folder", type=Path, help="where the result file goes")
-    parser.add_argument("--quick", action="store_true", help="sizes too small to show anything but that it runs")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+def main(section: "Section", run: Callable[..., Iterable[Row]]) -> None:
+    """Run a benchmark's module as a script: measure in this process and write the result file after each row."""
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{section.benchmark}")
+    parser.add_argument("folder", type=Path, help="folder of the result file")
+    add_options(parser)
     given = parser.parse_args()
     check_device(given.device)
-    kind = allocator() if given.device == "cpu" else "caching"
-    gc.freeze()  # what the imports made need not be searched again before every run
+    gc.freeze()  # objects made by the imports need not be searched again before every run
     start = time.perf_counter()
     result = Result(
-        benchmark=benchmark,
-        command=" ".join(["python -m benchmarks", benchmark, *_options(given.quick, given.device)]),
+        benchmark=section.benchmark,
+        command=" ".join(["python -m benchmarks", section.benchmark, *_options(given.quick, given.device)]),
         device=given.device,
-        allocator=kind,
+        allocator=allocator() if given.device == "cpu" else "caching",
         quick=given.quick,
         machine=machine(given.device),
-        versions=versions(*packages),
+        versions=versions(*section.packages),
         seconds=0.0,
         rows=[],
     )
@@ -233,13 +195,18 @@ def main(benchmark: str, run: Callable[..., Iterable[Row]], packages: Sequence[s
         replace(result, seconds=time.perf_counter() - start).write(given.folder)
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, which only show that the benchmark runs")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+
+
 def run_in_fresh_process(benchmark: str, folder: Path, *, allocator: str, quick: bool, device: str) -> None:
-    """Runs `python -m benchmarks.{benchmark}` under an allocator setting of its own."""
+    """Run `python -m benchmarks.{benchmark}` with the given allocator setting."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
     subprocess.run(
         [sys.executable, "-m", f"benchmarks.{benchmark}", str(folder.resolve()), *_options(quick, device)],
         cwd=REPOSITORY,
-        env=inherited | ALLOCATORS[allocator] | {"KINETO_LOG_LEVEL": "99"},  # the profiler's own remarks
+        env=inherited | ALLOCATORS[allocator] | {"KINETO_LOG_LEVEL": "99"},  # silences the profiler
         check=True,
     )
 
@@ -248,52 +215,21 @@ def _options(quick: bool, device: str) -> list[str]:
     return ["--quick"] * quick + ["--device", device] * (device != "cpu")
 
 
-def in_a_process(fn: Callable[[], Any], *, limit: float | None = None) -> Any:
-    """What `fn` returns in a process of its own, with nothing of this one's memory.
-
-    Raises:
-        TimeoutError: it took longer than `limit` seconds and was stopped.
-        RuntimeError: it raised, or its process died; with the reason.
-    """
+def in_a_process(fn: Callable[[], Any]) -> Any:
+    """Return the result of `fn`, called in a new process that shares no memory with this one."""
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_send_result, args=(fn, theirs), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        if not ours.poll(limit):
-            process.kill()
-            raise TimeoutError(f"stopped after {limit:.0f} s")
-        found, reason = ours.recv()
-    except EOFError:
-        raise RuntimeError("its process died: out of memory?") from None
-    finally:
-        process.join()
-    if reason:
-        raise RuntimeError(reason)
-    return found
-
-
-def _send_result(fn: Callable[[], Any], connection: Any) -> None:
-    gc.freeze()  # as in `main`
-    try:
-        message = fn(), ""
-    except Exception as error:  # whatever it is, it is the result
-        message = None, " ".join(f"{type(error).__name__}: {error}".split())[:200]
-    connection.send(message)
+    with ProcessPoolExecutor(1, mp_context=context, initializer=gc.freeze) as process:
+        return process.submit(fn).result()
 
 
 def progress(message: str) -> None:
-    """A line for whoever waits."""
+    """Print a line on stderr."""
     print(message, file=sys.stderr, flush=True)
-
-
-# --- the report ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Goal:
-    """A figure that an issue names: reached when what was measured is at most the limit."""
+    """A limit that an issue set; it is reached if the measured number is at most the limit."""
 
     what: str
     limit: float
@@ -301,28 +237,65 @@ class Goal:
 
     @property
     def reached(self) -> bool:
-        return not math.isnan(self.measured) and self.measured <= self.limit
+        return self.measured <= self.limit
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of the report.
+
+    Attributes:
+        title: its heading.
+        benchmark: the `benchmark` of the results that it shows.
+        about: what the columns mean.
+        tables: the Markdown of the tables of one result.
+        goals: the limits and what was measured, for results of a full run on the CPU.
+        allocators: the settings that `python -m benchmarks` measures with; none for a benchmark with its own command.
+        packages: the distributions whose versions the result file names.
+    """
+
+    title: str
+    benchmark: str
+    about: str
+    tables: Callable[[Result], str]
+    goals: Callable[[Result], list[Goal]] = lambda result: []
+    allocators: Sequence[str] = ("default",)
+    packages: Sequence[str] = ()
+
+    def render(self, results: Sequence[Result]) -> list[str]:
+        """Return the Markdown parts that show results of this section's benchmark, if there are any."""
+        parts = [f"## {self.title}", self.about] if results else []
+        for result in results:
+            if self.allocators:
+                parts.append(f"### {TITLES[result.allocator]}")
+            parts.append(provenance(result))
+            if goals := [] if result.quick or result.device != "cpu" else self.goals(result):
+                parts.append(goals_table(goals))
+            parts.append(self.tables(result))
+        return parts
+
+
+def goals_at(where: str, *measured: tuple[str, float, float]) -> list[Goal]:
+    """Return goals whose descriptions all begin with `where`."""
+    return [Goal(f"{where}: {what}", limit, number) for what, limit, number in measured]
 
 
 def goals_table(goals: Sequence[Goal]) -> str:
-    return table(
-        ("What must be reached", "At most", "Measured", ""),
-        [
-            (goal.what, f"{goal.limit:.4g}", f"{goal.measured:.4g}", "reached" if goal.reached else "**not reached**")
-            for goal in goals
-        ],
-    )
+    verdicts = {True: "reached", False: "**not reached**"}
+    cells = [(each.what, f"{each.limit:.4g}", f"{each.measured:.4g}", verdicts[each.reached]) for each in goals]
+    return table(("Limit", "At most", "Measured", ""), cells)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; cells that look like numbers stand to the right."""
-    right = [bool(rows) and all(_numeric(row[column]) for row in rows) for column in range(len(header))]
+    """Return a Markdown table; columns of numbers are aligned to the right."""
+    numeric = re.compile(r"[-+\d]|$")
+    right = [bool(rows) and all(numeric.match(row[column]) for row in rows) for column in range(len(header))]
     rule = ["--:" if is_right else "---" for is_right in right]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, rule, *rows))
 
 
 def human_bytes(count: float) -> str:
-    """Bytes with three significant digits and a decimal unit.
+    """Return bytes with three significant digits and a decimal unit.
 
     >>> human_bytes(512), human_bytes(2048), human_bytes(1.61e9)
     ('512 B', '2.05 kB', '1.61 GB')
@@ -331,28 +304,22 @@ def human_bytes(count: float) -> str:
     return f"{count / 1000**power:.3g} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
 
 
-def _numeric(cell: str) -> bool:
-    return not cell or cell[0].isdigit() or cell[0] in "-+"
-
-
 def provenance(result: Result) -> str:
-    """Machine, versions and command, to stand beside each table."""
+    """Return the command, machine and versions of a result."""
     machine = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in result.machine.items())
     versions = ", ".join(f"{name} {value}" for name, value in result.versions.items())
-    quick = " **A quick run: sizes too small to show anything but that it runs.**" if result.quick else ""
+    quick = " **A quick run: its tiny sizes only show that the benchmark runs.**" if result.quick else ""
+    settings = [f"{name}={value}" for name, value in ALLOCATORS.get(result.allocator, {}).items()]
+    command = " ".join([*settings, result.command])
     return (
-        f"<sub>`{result.command}`, {result.seconds:.0f} s. {machine[0].upper()}{machine[1:]}. "
+        f"<sub>`{command}`, {result.seconds:.0f} s. {machine[0].upper()}{machine[1:]}. "
         f"{versions[0].upper()}{versions[1:]}.</sub>{quick}"
     )
 
 
-def title(result: Result) -> str:
-    """What a result was measured on."""
-    settings = {name: " ".join(f"{key}={value}" for key, value in each.items()) for name, each in ALLOCATORS.items()}
-    titles = {
-        "default": "CPU, the C library's default allocator",
-        "kept": f"CPU, memory kept by the allocator (`{settings['kept']}`)",
-        "returned": f"CPU, memory returned by the allocator at once (`{settings['returned']}`)",
-        "caching": "GPU",
-    }
-    return titles[result.allocator]
+TITLES = {
+    "default": "CPU, default allocator of the C library",
+    "kept": "CPU, memory kept by the allocator",
+    "returned": "CPU, memory returned by the allocator at once",
+    "caching": "GPU",
+}

@@ -1,38 +1,29 @@
-"""What a training step and an evaluation of SmolLM2-135M in the stock Trainer peak at, with logits and without.
+"""Peak memory of a training step and an evaluation of SmolLM2-135M in the stock Trainer, with logits and without.
 
-4 x 512 tokens. Each in a process of its own, whose peak is the system's own count (`VmHWM`).
+4 x 512 tokens. Each case runs in its own process, whose peak is the system's count (`VmHWM`).
 """
 
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
-from typing import Any
+from types import SimpleNamespace as Sizes
 
 import torch
-from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainingArguments
+from transformers import PreTrainedModel, Trainer
 
 from lossfns import causal_lm_loss, hidden_states
 from reducers import sample_sums
 
 from . import assets, harness
-from .harness import Goal, Result, Row, Spread
+from .evaluation import make_trainer
+from .harness import Goal, Result, Row, Section, Spread
 from .losses import DTYPES
 from .memory import peak_bytes, process_peak
 
 MIB = 1 << 20
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """How much is trained on and evaluated, `rows` x `length` tokens, and in how many processes a step is taken."""
-
-    rows: int
-    length: int
-    processes: int
-
-
+# `rows` x `length` tokens, and the number of processes that take a training step.
 FULL = Sizes(rows=4, length=512, processes=3)
 QUICK = Sizes(rows=2, length=32, processes=1)
 
@@ -58,7 +49,7 @@ def evaluation(model: PreTrainedModel, make: Callable[..., Trainer]) -> Callable
 
 
 def forward(model: PreTrainedModel, make: Callable[..., Trainer]) -> Callable[[], object]:
-    """The same pass of the Trainer with nothing made of its outputs."""
+    """Return the forward pass alone on the Trainer's own batch."""
     batch = next(iter(make().get_eval_dataloader()))
     del batch["labels"]
 
@@ -72,51 +63,25 @@ def forward(model: PreTrainedModel, make: Callable[..., Trainer]) -> Callable[[]
 CASES = {STOCK_STEP: stock_step, STEP: step, EVALUATION: evaluation, FORWARD: forward}
 
 
-def make_trainer(model: PreTrainedModel, rows: list[Row], folder: str, device: str, **functions: Any) -> Trainer:
-    trainer = Trainer(
-        model=model,
-        args=TrainingArguments(
-            output_dir=folder,
-            per_device_train_batch_size=len(rows),
-            per_device_eval_batch_size=len(rows),
-            max_steps=1,
-            optim="sgd",
-            save_strategy="no",
-            use_cpu=device == "cpu",
-            report_to=[],
-            disable_tqdm=True,
-            dataloader_pin_memory=False,
-        ),
-        train_dataset=rows,
-        eval_dataset=rows,
-        **functions,
-    )
-    trainer.remove_callback(PrinterCallback)
-    return trainer
-
-
 def measure(case: str, dtype: str, sizes: Sizes, device: str, *, counted: bool) -> Row:
-    """The peak of this process and, if `counted`, that of live tensor bytes in a second run of the same."""
+    """Return the peak of this process and, if `counted`, that of live tensor bytes in a second run of the same."""
     model, tokenizer = assets.smollm2(dtype=DTYPES[dtype])
     model.to(device)
     ids = tokenizer(assets.english_text())["input_ids"]
     pieces = [ids[start * sizes.length :][: sizes.length] for start in range(sizes.rows)]
     rows = [{"input_ids": piece, "labels": piece} for piece in pieces]
-    with tempfile.TemporaryDirectory() as folder:
-        run = CASES[case](model, partial(make_trainer, model, rows, folder, device))
-        run()
-        found: Row = {"process": process_peak(device=device)}
-        if counted:
-            model.zero_grad()
-            found["peak"] = peak_bytes(run).peak
+    make = partial(make_trainer, model, rows, batch=len(rows), device=device, max_steps=1, optim="sgd")
+    run = CASES[case](model, make)
+    run()
+    found: Row = {"process": process_peak(device=device)}
+    if counted:
+        model.zero_grad()
+        found["peak"] = peak_bytes(run).peak
     return found | {"logits_bytes": 4 * sizes.rows * sizes.length * model.config.vocab_size}
 
 
-# --- the benchmark ----------------------------------------------------------------------------------------------------
-
-
 def run(*, quick: bool, device: str) -> Iterator[Row]:
-    """What a process holds depends on how its heap falls apart, by a tenth: the steps have several."""
+    """Take the steps in several processes: heap fragmentation changes what a process holds by a tenth."""
     sizes = QUICK if quick else FULL
     for dtype, case in product(DTYPES, CASES):
         harness.progress(f"hidden_step: {case}, {dtype}")
@@ -128,69 +93,47 @@ def run(*, quick: bool, device: str) -> Iterator[Row]:
         yield {"case": case, "dtype": dtype, **found[0], "process": [row["process"] for row in found]}
 
 
-def report(results: Sequence[Result]) -> str:
-    parts = [
-        "Real weights, in bfloat16 as they are published and in float32, 4 x 512 tokens. *Process* is the most a fresh "
-        "process ever held (GPU: what torch handed out), of several the median with quartiles; *peak* is that of live "
-        "tensor bytes above the start of a second run.",
-    ]
-    for result in results:
-        parts += [f"### {harness.title(result)}", harness.provenance(result)]
-        if not result.quick and result.device == "cpu":
-            parts.append(harness.goals_table([goal for dtype in DTYPES for goal in goals(result.rows, dtype)]))
-        parts.append(table(result.rows))
-    return "\n\n".join(parts)
+BASE = "that of the stock loss less 2.5 float32 copies of the logits"
 
 
-def goals(rows: Sequence[Row], dtype: str) -> list[Goal]:
-    found = {row["case"]: row for row in rows if row["dtype"] == dtype}
-    if not CASES.keys() <= found.keys():  # a run that was interrupted
-        return []
-    logits = found[STEP]["logits_bytes"]
-    stock_process, process = (Spread.of(found[case]["process"]).median for case in (STOCK_STEP, STEP))
-    return [
-        Goal(
-            f"{dtype}, a step: process peak over that with the stock loss less 2.5 float32 copies of the logits",
-            1.0,
-            process / (stock_process - 2.5 * logits),
-        ),
-        Goal(
-            f"{dtype}, a step: the same of live tensor bytes",
-            1.0,
-            found[STEP]["peak"] / (found[STOCK_STEP]["peak"] - 2.5 * logits),
-        ),
-        Goal(
-            f"{dtype}, an evaluation: peak above the forward alone, in float32 logits",
-            0.05,
-            (found[EVALUATION]["peak"] - found[FORWARD]["peak"]) / logits,
-        ),
-    ]
+def goals(result: Result) -> list[Goal]:
+    found = []
+    for dtype in DTYPES:
+        rows = {row["case"]: row for row in result.rows if row["dtype"] == dtype}
+        stock_row, row = rows[STOCK_STEP], rows[STEP]
+        logits = row["logits_bytes"]
+        stock_process, process = (Spread.of(each["process"]).median for each in (stock_row, row))
+        above_forward = (rows[EVALUATION]["peak"] - rows[FORWARD]["peak"]) / logits
+        found += harness.goals_at(
+            dtype,
+            (f"step, process peak over {BASE}", 1.0, process / (stock_process - 2.5 * logits)),
+            (f"step, live tensor bytes over {BASE}", 1.0, row["peak"] / (stock_row["peak"] - 2.5 * logits)),
+            ("evaluation, peak above the forward alone, in float32 logits", 0.05, above_forward),
+        )
+    return found
 
 
-def table(rows: Sequence[Row]) -> str:
-    return harness.table(
-        (
-            "SmolLM2-135M in the stock Trainer",
-            "dtype",
-            "processes",
-            "process, MiB",
-            "peak, MiB",
-            "one float32 copy, MiB",
-        ),
-        [
-            [
-                row["case"],
-                row["dtype"],
-                str(len(row["process"])),
-                f"{Spread.of([peak / MIB for peak in row['process']]):.0f}",
-                *(f"{row[name] / MIB:.0f}" for name in ("peak", "logits_bytes")),
-            ]
-            for row in rows
-        ],
-    )
+def tables(result: Result) -> str:
+    header = ("case", "dtype", "processes", "process, MiB", "peak, MiB", "float32 logits, MiB")
+    cells = []
+    for row in result.rows:
+        process = Spread.of([peak / MIB for peak in row["process"]])
+        counts = [f"{row[name] / MIB:.0f}" for name in ("peak", "logits_bytes")]
+        cells.append([row["case"], row["dtype"], str(len(row["process"])), f"{process:.0f}", *counts])
+    return harness.table(header, cells)
 
 
-PACKAGES = ("torch", "transformers", "accelerate", "numpy")
+SECTION = Section(
+    title="Losses from hidden states: SmolLM2-135M in the stock Trainer",
+    benchmark="hidden_step",
+    about="Published weights, in bfloat16 and in float32, 4 x 512 tokens. *Process* is the most memory that a fresh "
+    "process ever held (GPU: that torch handed out), as median and quartiles of several processes; *peak* is that of "
+    "live tensor bytes above the start of a second run.",
+    tables=tables,
+    goals=goals,
+    allocators=("default", "returned"),
+    packages=("torch", "transformers", "accelerate", "numpy"),
+)
 
 if __name__ == "__main__":
-    harness.main("hidden_step", run, PACKAGES)
+    harness.main(SECTION, run)

