@@ -5,11 +5,15 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from statistics import median
 from types import ModuleType, SimpleNamespace
 
 import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 import lossfns
 import metrics
@@ -106,7 +110,9 @@ def test_the_text_of_a_broken_loss_is_what_check_loss_prints(page_module, capsys
 def test_every_export_is_on_a_page():
     pages = "\n".join(text(page) for page in PAGES if page != README)
     exports = {export for package in (lossfns, reducers, metrics, collators) for export in package.__all__}
-    missing = sorted(export for export in exports if not re.search(rf"`{export}`|\b{export}\b[(,)]|\.{export}\b", pages))
+    missing = sorted(
+        export for export in exports if not re.search(rf"`{export}`|\b{export}\b[(,)]|\.{export}\b", pages)
+    )
     assert not missing, f"add to the table of its family in docs/: {missing}"
 
 
@@ -163,6 +169,20 @@ def test_python_commands_run(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"my_training.py", "my_package"}
 
 
+def test_the_workflow_runs_all_supported_versions():
+    project = tomllib.loads(text(ROOT / "pyproject.toml"))["project"]
+    matrix = yaml.safe_load(text(ROOT / ".github" / "workflows" / "test.yml"))["jobs"]["test"]["strategy"]["matrix"]
+    lowest = next(row["requirements"] for row in matrix["include"] if row["versions"] == "lowest")
+    pins = {pin.name: next(iter(pin.specifier)).version for pin in map(Requirement, lowest.split())}
+    bounds = [Requirement(line) for line in project["dependencies"]]
+    for name in ("torch", "transformers"):
+        (bound,) = (one.specifier for one in bounds if one.name == name)
+        (lower,) = (Version(each.version) for each in bound if each.operator == ">=")
+        assert Version(pins[name]) == lower
+    minors = [line.rpartition(" ")[2] for line in project["classifiers"] if re.search(r"Python :: 3\.\d+$", line)]
+    assert matrix["python"] == minors
+
+
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 ALLOCATORS = ("default", "kept")
@@ -189,8 +209,9 @@ def test_the_table_of_numbers_is_that_of_the_results(loss):
     dtypes = ("bfloat16", "float32")
     rows = [LOSSES["default"][dtype, "all", loss] for dtype in dtypes]
     columns = [[row["held"] / row["logits_bytes"] for row in rows]]
-    for found in LOSSES.values():
-        columns.append([ratio(found, (dtype, "all", loss), (dtype, "all", STOCK)) for dtype in dtypes])
+    columns += [
+        [ratio(found, (dtype, "all", loss), (dtype, "all", STOCK)) for dtype in dtypes] for found in LOSSES.values()
+    ]
     cells = " | ".join(" / ".join(f"{value:.2f}" for value in column) for column in columns)
     assert f"| {loss} | {cells} |" in text(README)
 
