@@ -1,13 +1,11 @@
-"""Every code block of the README and of docs/ runs, every export is documented, and links and numbers are right."""
+"""Every code block of the README and of docs/ runs, every export is documented, and links lead somewhere."""
 
-import json
 import os
 import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from statistics import median
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -22,7 +20,6 @@ from lossfns import collators
 from tests import tiny
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 DOCUMENTS = [*PAGES, ROOT / "CONTRIBUTING.md"]
@@ -181,46 +178,3 @@ def test_the_workflow_runs_all_supported_versions():
         assert Version(pins[name]) == lower
     minors = [line.rpartition(" ")[2] for line in project["classifiers"] if re.search(r"Python :: 3\.\d+$", line)]
     assert matrix["python"] == minors
-
-
-# --- numbers ----------------------------------------------------------------------------------------------------------
-
-ALLOCATORS = ("default", "kept")
-
-
-def cases(benchmark, allocator, vocabulary=151_936):
-    """Return the rows of a result file by dtype, share of supervised labels and loss."""
-    rows = json.loads(text(RESULTS / f"{benchmark}-cpu-{allocator}.json"))["rows"]
-    chosen = [row for row in rows if row.get("vocabulary", vocabulary) == vocabulary]
-    return {(row["dtype"], row["supervised"], row["loss"]): row for row in chosen}
-
-
-def ratio(found, own, base):
-    return median(x / y for x, y in zip(found[own]["seconds"], found[base]["seconds"], strict=True))
-
-
-LOSSES = {allocator: cases("losses", allocator) for allocator in ALLOCATORS}
-HIDDEN = {allocator: cases("hidden", allocator) for allocator in ALLOCATORS}
-(STOCK,) = {loss for _, _, loss in LOSSES["default"] if "ForCausalLMLoss" in loss}
-
-
-@pytest.mark.parametrize("loss", ["own buffer", "over the logits"])
-def test_the_table_of_numbers_is_that_of_the_results(loss):
-    dtypes = ("bfloat16", "float32")
-    rows = [LOSSES["default"][dtype, "all", loss] for dtype in dtypes]
-    columns = [[row["held"] / row["logits_bytes"] for row in rows]]
-    columns += [
-        [ratio(found, (dtype, "all", loss), (dtype, "all", STOCK)) for dtype in dtypes] for found in LOSSES.values()
-    ]
-    cells = " | ".join(" / ".join(f"{value:.2f}" for value in column) for column in columns)
-    assert f"| {loss} | {cells} |" in text(README)
-
-
-@pytest.mark.parametrize("loss", ["own buffer", "over the logits", "from hidden states"])
-def test_the_table_of_sources_is_that_of_the_results(loss):
-    found, peak = (HIDDEN, "peak") if loss == "from hidden states" else (LOSSES, "released")
-    base = "linear + ForCausalLMLoss" if found is HIDDEN else STOCK
-    own, stock = ("bfloat16", "all", loss), ("bfloat16", "all", base)
-    times = " / ".join(f"{ratio(rows, own, stock):.2f}" for rows in found.values())
-    cell = f"{found['default'][own][peak] / found['default'][stock][peak]:.2f}; {times}"
-    assert f"| {cell} |" in text(ROOT / "docs" / "hidden_states.md")
