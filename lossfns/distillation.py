@@ -123,7 +123,7 @@ def _relative_entropy(log_a: Tensor, log_b: Tensor) -> Tensor:
     return (log_a.exp() * torch.where(log_a > -torch.inf, log_a - log_b, 0)).sum(-1)
 
 
-def distilled(divergence: Tensor) -> Tensor:
+def teacher_divergence(divergence: Tensor) -> Tensor:
     """Term of `distillation_loss`: the divergence from the teacher, to be summed up with others in one pass.
 
     Args:
@@ -134,8 +134,8 @@ def distilled(divergence: Tensor) -> Tensor:
 
     Example:
         >>> from lossfns import cross_entropy, weighted_sum
-        >>> weighted_sum((0.5, cross_entropy), (0.5, distilled))
-        (0.5 * cross_entropy + 0.5 * distilled)
+        >>> weighted_sum((0.5, cross_entropy), (0.5, teacher_divergence))
+        (0.5 * cross_entropy + 0.5 * teacher_divergence)
     """
     return divergence
 
@@ -148,7 +148,7 @@ def distillation_loss(
     num_items_in_batch: NumItems = None,
     *,
     divergence: Divergence = forward_kl,
-    term: Term = distilled,
+    term: Term = teacher_divergence,
     temperature: float = 1.0,
     teacher: nn.Module | HiddenStates | None = None,
     shift: int = 1,
@@ -173,7 +173,7 @@ def distillation_loss(
             the labels of this call.
         divergence: a function of the log-probabilities of student and teacher, `(n, C)` each, to one value a token:
             `forward_kl`, `reverse_kl`, `partial(jensen_shannon, beta=0.1)`, `total_variation`.
-        term: what is minimised a token: `weighted_sum((0.5, cross_entropy), (0.5, distilled))` learns from labels too.
+        term: what is minimised a token: `weighted_sum((0.5, cross_entropy), (0.5, teacher_divergence))` learns from labels too.
         temperature: positive; logits of both are divided by it, and the divergence multiplied by its square, so that
             gradients keep their size. `teacher_log_probs` have to be taken at this temperature.
         teacher: the model in eval mode, or its `hidden_states(teacher)`, with which its logits never exist.

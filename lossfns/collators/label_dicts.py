@@ -102,7 +102,7 @@ class CountSequences(Wrapper):
         batch_labels({"labels": ids})
         sequences = sequence_starts(batch, ids).cumsum(1) - 1 if "position_ids" in batch else torch.zeros_like(ids)
         first = _first_of(sequences, scored_places(ids, self.shift))
-        return label_dict(batch, {"labels": ids, **extras, MARKERS["sequences"]: sequences}, one_each(first))
+        return label_dict(batch, {"labels": ids, **extras, MARKERS["sequences"]: sequences}, zero_where(first))
 
 
 def count_sequences(collator: Collator, *, shift: int) -> CountSequences:
@@ -228,7 +228,7 @@ def _numbers(release: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", release)[:2]))
 
 
-def one_each(marks: Tensor) -> Tensor:
+def zero_where(marks: Tensor) -> Tensor:
     """One 0 for each unit, -100 elsewhere, int64."""
     return torch.full_like(marks, IGNORED, dtype=torch.int64).masked_fill(marks, 0)
 

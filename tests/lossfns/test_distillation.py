@@ -14,7 +14,7 @@ from lossfns import (
     causal_lm_loss,
     cross_entropy,
     distillation_loss,
-    distilled,
+    teacher_divergence,
     forward_kl,
     hidden_states,
     jensen_shannon,
@@ -92,7 +92,7 @@ def test_values_are_those_of_scipy(divergence, formula, temperature, shift):
 
 @EVERY
 @pytest.mark.parametrize("labels", [dense(), top(TEACHER, 3)], ids=["dense", "top"])
-@pytest.mark.parametrize("term", [distilled, weighted_sum((0.3, cross_entropy), (0.7, distilled))], ids=str)
+@pytest.mark.parametrize("term", [teacher_divergence, weighted_sum((0.3, cross_entropy), (0.7, teacher_divergence))], ids=str)
 def test_gradients(divergence, formula, labels, term):
     loss = partial(distillation_loss, labels=labels, divergence=divergence, temperature=2.0, term=term)
     assert torch.autograd.gradcheck(lambda logits: loss(logits * 1), STUDENT.clone().requires_grad_())
@@ -493,7 +493,7 @@ def test_an_input_that_is_not_there():
 
 
 def test_labels_are_learned_beside_the_teacher_in_one_pass():
-    both = partial(distillation_loss, term=weighted_sum((0.25, cross_entropy), (0.75, distilled)))
+    both = partial(distillation_loss, term=weighted_sum((0.25, cross_entropy), (0.75, teacher_divergence)))
     expected = 0.25 * causal_lm_loss(STUDENT, LABELS) + 0.75 * distillation_loss(STUDENT, dense())
     assert both(STUDENT, dense()).item() == pytest.approx(expected.item(), rel=1e-12)
 
