@@ -47,8 +47,8 @@ def bradley_terry(chosen: Tensor, rejected: Tensor, *, margin: Tensor | float = 
         chosen: scores of the chosen sequences, `(n,)`, logits.
         rejected: scores of the rejected sequences, `(n,)`, logits.
         margin: difference of scores that the chosen sequence must exceed, a number or `(n,)`. If it is in the dict
-            of labels, bind it by name: `lambda chosen, rejected, margin: bradley_terry(chosen, rejected, margin=margin)`
-            (a `def`, where the loss is pickled).
+            of labels, bind it by name: `def objective(chosen, rejected, margin)` that calls
+            `bradley_terry(chosen, rejected, margin=margin)`.
         centering: weight of the squared sum of both scores, which keeps their mean near 0.
 
     Returns:
@@ -373,7 +373,7 @@ def sequence_log_probs(
 
 
 def _sequence_sums(opened: Source, ids: Tensor, shift: int) -> tuple[Tensor, Tensor, Tensor, Alignment]:
-    """Return log-probabilities `(B, S)`, their float64 sums `(B,)`, numbers of scored labels `(B,)` and the alignment."""
+    """Return log-probabilities `(B, S)`, their float64 sums `(B,)`, the label counts `(B,)` and the alignment."""
     aligned = align(opened.like, ids, shift=shift, padded=opened.padded)
     by_token = aligned.scatter(opened.statistics(aligned.rows, ("log_prob",))["log_prob"])
     dtype = accumulator_dtype(by_token.device)

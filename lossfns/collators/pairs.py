@@ -64,9 +64,9 @@ def stack_pairs(collator: Collator, *, shift: int | None = None) -> StackPairs:
         shift: 1 for causal models, 0 for encoder-decoders; not needed for sequences without labels.
 
     Returns:
-        A picklable collator. Its batches have `labels` `(n, S, 2)`, those of the chosen and of the rejected sequence, or
-        `(n,)`, in a dict where there are further numbers (a Python float becomes float64); inputs are `(2 n, ...)`. A
-        pair is counted if both of its sequences have a label that is predicted.
+        A picklable collator. Its batches have `labels` `(n, S, 2)`, those of the chosen and of the rejected sequence,
+        or `(n,)`, in a dict where there are further numbers (a Python float becomes float64); inputs are `(2 n, ...)`.
+        A pair is counted if both of its sequences have a label that is predicted.
 
     Raises:
         TypeError: in the call: a further column does not hold numbers.
@@ -96,8 +96,8 @@ def _check_pairs(features: list[Any]) -> None:
     for item in features:
         if CHOSEN not in item or REJECTED not in item:
             raise ValueError(
-                f"expected a preference pair per item of the dataset, {{'{CHOSEN}': features, '{REJECTED}': features}}, "
-                f"got {sorted(item)}; set TrainingArguments(remove_unused_columns=False)"
+                f"expected a preference pair per item, {{'{CHOSEN}': features, '{REJECTED}': features}}, got "
+                f"{sorted(item)}; set TrainingArguments(remove_unused_columns=False)"
             )
 
 
