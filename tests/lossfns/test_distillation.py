@@ -14,11 +14,11 @@ from lossfns import (
     causal_lm_loss,
     cross_entropy,
     distillation_loss,
-    teacher_divergence,
     forward_kl,
     hidden_states,
     jensen_shannon,
     reverse_kl,
+    teacher_divergence,
     total_variation,
     weighted_sum,
 )
@@ -92,7 +92,9 @@ def test_values_are_those_of_scipy(divergence, formula, temperature, shift):
 
 @EVERY
 @pytest.mark.parametrize("labels", [dense(), top(TEACHER, 3)], ids=["dense", "top"])
-@pytest.mark.parametrize("term", [teacher_divergence, weighted_sum((0.3, cross_entropy), (0.7, teacher_divergence))], ids=str)
+@pytest.mark.parametrize(
+    "term", [teacher_divergence, weighted_sum((0.3, cross_entropy), (0.7, teacher_divergence))], ids=str
+)
 def test_gradients(divergence, formula, labels, term):
     loss = partial(distillation_loss, labels=labels, divergence=divergence, temperature=2.0, term=term)
     assert torch.autograd.gradcheck(lambda logits: loss(logits * 1), STUDENT.clone().requires_grad_())
