@@ -254,7 +254,7 @@ def _like_labels(column: Sequence[Any], name: str, rows: Sequence[Any], batch: B
     if ends is None:
         raise ValueError(
             f"the extra '{name}' cannot be aligned with the labels: it needs one value per label, and the collator "
-            "must pad whole sequences on one side or pack them one after the other. Otherwise let the collator return it"
+            "must pad whole sequences on one side or pack them one after the other. Or let the collator return it"
         )
     placed = torch.zeros(*ids.shape, *values[0].shape[1:], dtype=values[0].dtype, device="cpu")
     for row, value, end in zip(placed, [torch.cat(values)] if packed else values, ends, strict=True):
