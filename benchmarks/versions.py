@@ -31,7 +31,7 @@ TESTS = (
     "tests/hidden/test_training.py",
     "tests/lossfns/test_trainer.py",
     "tests/lossfns/test_training.py",
-    "tests/lossfns/test_units.py",
+    "tests/lossfns/test_collators_label_dicts.py",
     "tests/metrics/test_in_trainer.py",
     "tests/kit/test_check_trainer.py",
     "tests/test_end_to_end.py",

@@ -19,7 +19,14 @@ from .classification import (
 )
 from .combine import add_losses, class_weighted, token_weighted, weighted_sum, with_aux_loss
 from .contrastive import batch_hard, clip_loss, info_nce_loss, semi_hard, triplet_loss
-from .distillation import distillation_loss, forward_kl, jensen_shannon, reverse_kl, teacher_divergence, total_variation
+from .distillation import (
+    distillation_loss,
+    forward_kl,
+    jensen_shannon,
+    reverse_kl,
+    teacher_divergence,
+    total_variation,
+)
 from .language import causal_lm_loss, masked_lm_loss, multi_token_loss, seq2seq_lm_loss
 from .preference import (
     bradley_terry,
@@ -28,7 +35,6 @@ from .preference import (
     ipo,
     kto,
     orpo,
-    paired_kto,
     precompute_reference_log_probs,
     preference_loss,
     reward_loss,
@@ -101,7 +107,6 @@ __all__ = [
     "multi_token_loss",
     "ordinal_loss",
     "orpo",
-    "paired_kto",
     "poisson_nll",
     "policy_gradient",
     "poly1",

@@ -1,4 +1,4 @@
-"""Loss of extractive question answering for the Trainer's `compute_loss_func`."""
+"""Loss for extractive question answering, for the Trainer's `compute_loss_func`."""
 
 from __future__ import annotations
 
@@ -21,30 +21,33 @@ from .terms import cross_entropy
 def question_answering_loss(
     outputs: Outputs, labels: Labels, num_items_in_batch: NumItems = None, *, term: Term = cross_entropy
 ) -> Tensor:
-    """Mean of a term over the start and end positions of answers, exact under gradient accumulation and processes.
+    """Compute the mean of a term over the start and end positions of answers, exact under gradient accumulation.
 
-    The Trainer counts and evaluates with `pack_spans(collator)` and `TrainingArguments(label_names=["labels"])`. All
-    places of a window are classes, its pads too, as in the models themselves: pad to one length, or the width of a
-    batch enters the loss.
+        sum over labelled starts and ends of term(log_softmax(logits over positions)[label]) / number of them
+
+    The Trainer counts and evaluates if the collator is `pack_spans(collator)` and the arguments are
+    `TrainingArguments(label_names=["labels"])`. The classes are all positions of a window, padding included, as in the
+    loss of the models: pad all batches to one length, or the loss depends on the width of a batch.
 
     Args:
         outputs: what the model returned: a ModelOutput or dict with `start_logits` and `end_logits`, or a tuple that
             begins with both, `(B, S)` each.
-        labels: start and end `(B, 2)`, -100 where one lies outside the window; or `{"labels": both, name: extra}`.
+        labels: start and end `(B, 2)`, -100 for one outside the window; or `{"labels": both, name: extra}`.
         num_items_in_batch: the Trainer's count of positions over the accumulation window, in any of its forms; None
             counts those of this call.
-        term: what is minimised a position; the classes are the places of the window.
+        term: the term that is minimised per start and per end; its classes are the positions of the window.
 
     Returns:
-        0-d float32 (float64 for float64 logits), nats a position for cross-entropy; 0 with a live graph when none
-        counts. Where none lies outside, that is the mean of start and end loss, as in the models themselves.
+        0-d float32 (float64 for float64 logits), nats per position for cross-entropy; 0 with a live graph when none
+        counts. If no position is outside its window, this is the mean of start and end loss, as in the models.
 
     Raises:
         ValueError: labels are missing, out of range or of another shape; the logits are missing.
         TypeError: labels are not integers; the term asks for something unknown.
 
-    Source:
-        Devlin, Chang, Lee, Toutanova: BERT (2019), section 4.2.
+    References:
+        Devlin, Chang, Lee, Toutanova, "BERT: Pre-training of Deep Bidirectional Transformers for Language
+        Understanding", 2019, section 4.2, https://arxiv.org/abs/1810.04805.
 
     Example:
         >>> outputs = {"start_logits": torch.zeros(1, 4), "end_logits": torch.zeros(1, 4)}
@@ -55,9 +58,9 @@ def question_answering_loss(
     start, end = map(check_logits, _ends(outputs))
     if start.ndim != 2 or end.shape != start.shape or ids.shape != (start.shape[0], 2):
         raise ValueError(
-            f"start logits {tuple(start.shape)}, end logits {tuple(end.shape)} and labels {tuple(ids.shape)} do not "
-            "fit: expected logits (batch, sequence) and labels (batch, 2), as lossfns.collators.pack_spans(collator) "
-            "makes them"
+            "expected start and end logits (batch, sequence) and labels (batch, 2), as "
+            f"lossfns.collators.pack_spans(collator) returns them, got logits {tuple(start.shape)} and "
+            f"{tuple(end.shape)} and labels {tuple(ids.shape)}"
         )
     return label_loss(FromLogits(torch.stack([start, end], dim=1)), ids, extras, num_items_in_batch, term)
 

@@ -1,4 +1,8 @@
-"""What a student's logits are compared with: a teacher's logits, its hidden states and head, or its best tokens."""
+"""The three forms of a teacher: logits, hidden states with a head, or the ids and log-probabilities of its top k.
+
+Each form returns log-probabilities of student and teacher for a few rows at a time, and `Comparison` applies a
+divergence to them.
+"""
 
 from __future__ import annotations
 
@@ -20,20 +24,21 @@ from .rows import Rows, compute_dtype, read, rows_per_chunk
 from .soft_labels import SUM_TOLERANCE
 
 Divergence = Callable[[Tensor, Tensor], Tensor]
-PREFIX = "teacher_"  # of the teacher's inputs in a dict of labels
+PREFIX = "teacher_"  # prefix of the names of the teacher's inputs in a dict of labels
 LOGITS, IDS, LOG_PROBS = "teacher_logits", "teacher_ids", "teacher_log_probs"
-# Rows of a teacher's head computed together, in chunks of the kernel: few products with the vocabulary, little memory.
-_CHUNKS_AT_ONCE = 10
+# Number of chunks of the kernel whose teacher logits are computed in one product with the vocabulary: a few large
+# products are faster than many small ones, and ten chunks still need little memory.
+_CHUNKS_PER_PRODUCT = 10
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """How far logits are from the teacher's: see `Rows.comparison`.
+    """The divergence of logits from those of a teacher, row by row; see `Rows.comparison`.
 
     Attributes:
-        divergence: a function of log-probabilities of student and teacher, `(r, C)` each.
-        temperature: what logits are divided by.
-        teacher: what pairs rows of the student with the teacher's.
+        divergence: a function of the log-probabilities of student and teacher, `(r, C)` each.
+        temperature: number by which the logits of both are divided.
+        teacher: the teacher in one of its three forms.
     """
 
     divergence: Divergence
@@ -41,106 +46,119 @@ class Comparison:
     teacher: LogitsTeacher | HiddenTeacher | TopTeacher
 
     def __call__(self, x: Tensor, rows: Rows) -> Tensor:
-        return self._values(*self.teacher.pair(x / self.temperature, rows, self.temperature)) * self.temperature**2
+        log_p, log_q = self.teacher.log_probs_of_both(x / self.temperature, rows, self.temperature)
+        return self._values(log_p, log_q) * self.temperature**2
 
     @torch.no_grad()
     def check(self, like: Tensor) -> None:
-        """Try the divergence on a made-up token, so that it raises before a logit is read or overwritten."""
-        classes = self.teacher.compared(like.shape[-1])
-        even = torch.full((1, classes), -math.log(classes), dtype=compute_dtype(like.dtype), device=like.device)
-        self._values(even, even)
+        """Call the divergence once with uniform log-probabilities, so that it raises before logits are overwritten."""
+        classes = self.teacher.compared_classes(like.shape[-1])
+        uniform = torch.full((1, classes), -math.log(classes), dtype=compute_dtype(like.dtype), device=like.device)
+        self._values(uniform, uniform)
 
     def _values(self, log_p: Tensor, log_q: Tensor) -> Tensor:
         values = self.divergence(log_p, log_q)
         if not isinstance(values, Tensor) or values.shape != log_p.shape[:1]:
             shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
             raise TypeError(
-                f"the divergence returned {shape} for {len(log_p)} tokens; it sums over the classes, the last "
-                "dimension, and returns one value a token"
+                f"the divergence must return one value per token, summed over the classes in the last dimension, got "
+                f"{shape} for {len(log_p)} tokens"
             )
         return values
 
 
 @dataclass(frozen=True)
 class LogitsTeacher:
-    """Logits `(B, L, V)`; the last ones of `length` student positions are beside each other."""
+    """A teacher given by its logits.
+
+    Attributes:
+        logits: `(B, L', V')`.
+        length: number of positions `L` of the student. The last positions of both are aligned.
+    """
 
     logits: Tensor
     length: int
 
-    def compared(self, classes: int) -> int:
-        """Over how many classes a student of `classes` is compared."""
+    def compared_classes(self, classes: int) -> int:
+        """Return the number of classes over which a student with `classes` classes is compared."""
         return min(classes, self.logits.shape[-1])
 
-    def pair(self, x: Tensor, rows: Rows, temperature: float) -> tuple[Tensor, Tensor]:
-        """Log-probabilities of student and teacher over the classes that both have."""
-        theirs = beside(rows, self.length, self.logits.shape[1])
-        room = x.new_empty(len(rows), self.logits.shape[-1])
-        return _over_common(x, read(self.logits, theirs, room), temperature)
+    def log_probs_of_both(self, x: Tensor, rows: Rows, temperature: float) -> tuple[Tensor, Tensor]:
+        """Return the log-probabilities of student and teacher over the classes that both have."""
+        teacher_rows = aligned_right(rows, self.length, self.logits.shape[1])
+        buffer = x.new_empty(len(rows), self.logits.shape[-1])
+        return _over_common_classes(x, read(self.logits, teacher_rows, buffer), temperature)
 
 
 class HiddenTeacher:
-    """Logits `head(hidden)` that never exist together: made for some chunks of rows, and again when others are asked.
+    """A teacher given by its hidden states and head; its logits are computed for some chunks of rows at a time.
 
     Args:
-        hidden: `(B, L, H)`.
+        hidden: `(B, L', H)`.
         head: the teacher's head.
-        length: positions of the student.
+        length: number of positions `L` of the student. The last positions of both are aligned.
         rows: all rows of the student that will be asked for, in order.
     """
 
     def __init__(self, hidden: Tensor, head: Head, length: int, rows: Rows) -> None:
         self._hidden, self._head = hidden, head
-        self._rows = beside(rows, length, hidden.shape[1])
+        self._rows = aligned_right(rows, length, hidden.shape[1])
         self._index = rows.index
         dtype = compute_dtype(hidden.dtype)
-        self._step = _CHUNKS_AT_ONCE * rows_per_chunk(head.classes, dtype, hidden.device)
+        self._step = _CHUNKS_PER_PRODUCT * rows_per_chunk(head.classes, dtype, hidden.device)
         self._start, self._logits = 0, hidden.new_empty(0, head.classes)
 
-    def compared(self, classes: int) -> int:
-        """Over how many classes a student of `classes` is compared."""
+    def compared_classes(self, classes: int) -> int:
+        """Return the number of classes over which a student with `classes` classes is compared."""
         return min(classes, self._head.classes)
 
-    def pair(self, x: Tensor, rows: Rows, temperature: float) -> tuple[Tensor, Tensor]:
-        """Log-probabilities of student and teacher over the classes that both have."""
+    def log_probs_of_both(self, x: Tensor, rows: Rows, temperature: float) -> tuple[Tensor, Tensor]:
+        """Return the log-probabilities of student and teacher over the classes that both have."""
         place = int(torch.searchsorted(self._index, rows.index[0]))
         if place < self._start or place + len(rows) > self._start + len(self._logits):
             end = place + max(self._step, len(rows))
-            some = Rows(self._rows.index[place:end], self._rows.on_device[place:end], None)
-            self._start, self._logits = place, head_logits(self._hidden, self._head, some)
+            wanted = Rows(self._rows.index[place:end], self._rows.on_device[place:end], None)
+            self._start, self._logits = place, head_logits(self._hidden, self._head, wanted)
         first = place - self._start
-        return _over_common(x, self._logits[first : first + len(rows)].to(x.dtype), temperature)
+        return _over_common_classes(x, self._logits[first : first + len(rows)].to(x.dtype), temperature)
 
 
 @dataclass(frozen=True)
 class TopTeacher:
-    """The `k` best ids of every position and their log-probabilities at the temperature, `(B, L, k)` each."""
+    """A teacher given by its `k` most probable classes.
+
+    Attributes:
+        ids: the classes, `(B, L', k)`.
+        log_probs: their log-probabilities at the temperature, `(B, L', k)`.
+        length: number of positions `L` of the student. The last positions of both are aligned.
+    """
 
     ids: Tensor
     log_probs: Tensor
     length: int
 
-    def compared(self, classes: int) -> int:
-        """Over how many classes a student of `classes` is compared."""
+    def compared_classes(self, classes: int) -> int:
+        """Return the number of classes over which a student with `classes` classes is compared."""
         return min(classes, self.ids.shape[-1] + 1)
 
-    def pair(self, x: Tensor, rows: Rows, temperature: float) -> tuple[Tensor, Tensor]:
-        """Log-probabilities of student and teacher over the ids and, as one more class, over all others together."""
-        theirs = beside(rows, self.length, self.ids.shape[1]).on_device
-        ids = self.ids.flatten(0, 1)[theirs].long()
-        log_q = self.log_probs.flatten(0, 1)[theirs].to(x.dtype)
-        log_p = x.log_softmax(-1)
-        own = log_p.gather(1, ids)
+    def log_probs_of_both(self, x: Tensor, rows: Rows, temperature: float) -> tuple[Tensor, Tensor]:
+        """Return the log-probabilities of student and teacher over the ids and, as one more class, all others."""
+        index = aligned_right(rows, self.length, self.ids.shape[1]).on_device
+        ids = self.ids.flatten(0, 1)[index].long()
+        log_q = self.log_probs.flatten(0, 1)[index].to(x.dtype)
+        log_probs = x.log_softmax(-1)
+        log_p = log_probs.gather(1, ids)
         if ids.shape[-1] == x.shape[-1]:
-            return own, log_q
-        others = log_p.scatter(1, ids, -torch.inf).logsumexp(-1, keepdim=True)
-        # What is left is known as well as 1 is; without that much a student could not have any.
-        left = (1 - log_q.exp().sum(-1, keepdim=True)).clamp(min=torch.finfo(x.dtype).eps)
-        return torch.cat([own, others], 1), torch.cat([log_q, left.log()], 1)
+            return log_p, log_q
+        others = log_probs.scatter(1, ids, -torch.inf).logsumexp(-1, keepdim=True)
+        # The remaining probability is known up to the rounding error of 1. It must not be 0, because the student always
+        # has some probability there and its divergence would be infinite.
+        remaining = (1 - log_q.exp().sum(-1, keepdim=True)).clamp(min=torch.finfo(x.dtype).eps)
+        return torch.cat([log_p, others], 1), torch.cat([log_q, remaining.log()], 1)
 
 
-def beside(rows: Rows, length: int, other: int) -> Rows:
-    """The same rows where `other` instead of `length` positions a sample are there, right-aligned."""
+def aligned_right(rows: Rows, length: int, other: int) -> Rows:
+    """Return the same rows in a tensor with `other` instead of `length` positions per sample, aligned at the right."""
     if other == length:
         return rows
     index, on_device = (
@@ -150,7 +168,7 @@ def beside(rows: Rows, length: int, other: int) -> Rows:
     return Rows(index, on_device, None)
 
 
-def _over_common(x: Tensor, other: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def _over_common_classes(x: Tensor, other: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     width = min(x.shape[-1], other.shape[-1])
     return x[:, :width].log_softmax(-1), (other[:, :width] / temperature).log_softmax(-1)
 
@@ -158,23 +176,21 @@ def _over_common(x: Tensor, other: Tensor, temperature: float) -> tuple[Tensor, 
 def open_teacher(
     extras: Mapping[str, Tensor], teacher: nn.Module | HiddenStates | None, like: Tensor, rows: Rows
 ) -> LogitsTeacher | HiddenTeacher | TopTeacher:
-    """The teacher a batch has: in the dict of labels, or a model to be run on inputs that are in it.
+    """Return the teacher of a batch: from the dict of labels, or a model that is run on inputs in that dict.
 
     Args:
-        extras: what the dict of labels holds beside the labels.
-        teacher: the model, or what keeps its hidden states.
+        extras: the dict of labels without the labels.
+        teacher: the model, or the source of its hidden states.
         like: a tensor of the shape of the student's logits, `(B, L, V)`.
         rows: the scored rows of the student.
 
     Raises:
-        ValueError: there is none, or more than one, or it does not fit the student.
+        ValueError: there is not exactly one teacher, or it does not fit the student.
     """
-    found = [
-        name for name, there in (("teacher=", teacher is not None), *((n, n in extras) for n in (LOGITS, IDS))) if there
-    ]
+    found = ["teacher="] * (teacher is not None) + [name for name in (LOGITS, IDS) if name in extras]
     if len(found) != 1:
         raise ValueError(
-            f"distillation needs one teacher, but {' and '.join(found) or 'none'} came. Put '{LOGITS}' (B, L, V) or "
+            f"distillation needs one teacher, got {' and '.join(found) or 'none'}. Put '{LOGITS}' (B, L, V) or "
             f"'{IDS}' and '{LOG_PROBS}' (B, L, k) into the dict of labels (collators.with_extras), or give "
             "teacher=model and wrap the collator in collators.teacher_inputs(collator)"
         )
@@ -190,35 +206,35 @@ def _top(extras: Mapping[str, Tensor], like: Tensor, rows: Rows) -> TopTeacher:
     if log_probs is None or log_probs.shape != ids.shape or ids.is_floating_point() or ids.dtype == torch.bool:
         given = "none" if log_probs is None else f"{log_probs.dtype} {tuple(log_probs.shape)}"
         raise ValueError(
-            f"'{IDS}' are integers and need '{LOG_PROBS}' of their shape beside them: got {ids.dtype} "
-            f"{tuple(ids.shape)} and {given}"
+            f"'{IDS}' must be integers and need '{LOG_PROBS}' of the same shape, got {ids.dtype} {tuple(ids.shape)} "
+            f"and {given}"
         )
     ids, log_probs = (_fitting(tensor, name, like, rows) for tensor, name in ((ids, IDS), (log_probs, LOG_PROBS)))
-    theirs = beside(rows, like.shape[1], ids.shape[1]).on_device
-    if len(theirs):
-        _check_top(ids.flatten(0, 1)[theirs], log_probs.flatten(0, 1)[theirs], like.shape[-1])
+    index = aligned_right(rows, like.shape[1], ids.shape[1]).on_device
+    if len(index):
+        _check_top(ids.flatten(0, 1)[index], log_probs.flatten(0, 1)[index], like.shape[-1])
     return TopTeacher(ids, log_probs, like.shape[1])
 
 
 def _check_top(ids: Tensor, log_probs: Tensor, classes: int) -> None:
-    """Raise ValueError unless the rows `(n, k)` are parts of distributions; all is asked of the device at once."""
+    """Raise ValueError unless the rows `(n, k)` are parts of distributions; this waits for the device once."""
     ordered = ids.sort(-1).values
     twice = (ordered[:, 1:] == ordered[:, :-1]).any()
-    mass = log_probs.to(accumulator_dtype(ids.device)).exp().sum(-1).amax()  # NaN if one is
+    mass = log_probs.to(accumulator_dtype(ids.device)).exp().sum(-1).amax()  # NaN if any of them is NaN
     lowest, highest, repeated, most = torch.stack(
         [value.to(mass.dtype) for value in (*ids.aminmax(), twice, mass)]
     ).tolist()
     if lowest < 0 or highest >= classes:
         raise ValueError(
-            f"'{IDS}' go from {lowest:.0f} to {highest:.0f}, and the student has {classes} classes: a teacher of "
-            "another vocabulary gives logits, of which those that both have are compared"
+            f"'{IDS}' must be in [0, {classes}), the classes of the student, got {lowest:.0f} to {highest:.0f}; for a "
+            f"teacher with another vocabulary pass '{LOGITS}', of which the classes that both have are compared"
         )
     if repeated:
-        raise ValueError(f"'{IDS}' name a class twice for one token, whose probability would count twice: drop copies")
+        raise ValueError(f"'{IDS}' must be distinct for each token, got a class twice, which would be counted twice")
     if not most <= 1 + SUM_TOLERANCE:
         raise ValueError(
-            f"the probabilities of '{LOG_PROBS}' add up to {most:.6g} for a token: they must be logarithms, at most 0, "
-            "of probabilities over all classes, as (logits / temperature).log_softmax(-1).topk(k) gives them"
+            f"'{LOG_PROBS}' must be log-probabilities over all classes, as (logits / temperature).log_softmax(-1)"
+            f".topk(k) returns them, got probabilities that sum to {most:.6g} for a token"
         )
 
 
@@ -227,33 +243,33 @@ def _run(
 ) -> LogitsTeacher | HiddenTeacher:
     model = teacher.model if isinstance(teacher, HiddenStates) else teacher
     if not isinstance(model, nn.Module):
-        raise TypeError(f"teacher must be a model or its hidden_states(teacher), not {type(model).__name__}")
+        raise TypeError(f"teacher must be a model or its hidden_states(teacher), got {type(model).__name__}")
     inputs = {name.removeprefix(PREFIX): tensor for name, tensor in extras.items() if name.startswith(PREFIX)}
     if not inputs:
         raise ValueError(
-            f"the teacher {type(model).__name__} has nothing to read: no '{PREFIX}input_ids' in the dict of labels. "
+            f"the dict of labels has no inputs for the teacher {type(model).__name__}, such as '{PREFIX}input_ids'. "
             "Wrap the collator in lossfns.collators.teacher_inputs(collator)"
         )
     if model.training:
-        raise ValueError(f"the teacher {type(model).__name__} is in training mode; call teacher.eval()")
+        raise ValueError(f"the teacher {type(model).__name__} must be in eval mode; call teacher.eval()")
     with torch.no_grad():
         outputs: Any = model(**inputs)
-    if isinstance(teacher, HiddenStates):
-        hidden, head = teacher.read(outputs, like.shape[0])
-        return HiddenTeacher(_fitting(hidden, "the teacher's hidden states", like, rows), head, like.shape[1], rows)
     logits = select_logits(outputs, None)
+    if isinstance(teacher, HiddenStates):
+        hidden, head = teacher.read(logits, like.shape[0])
+        return HiddenTeacher(_fitting(hidden, "the teacher's hidden states", like, rows), head, like.shape[1], rows)
     return LogitsTeacher(_fitting(logits, "the teacher's logits", like, rows), like.shape[1])
 
 
 def _fitting(tensor: Tensor, name: str, like: Tensor, rows: Rows) -> Tensor:
-    """The tensor `(B, L, ...)` on the student's device, if it has a row for all of the student's that are scored."""
+    """Return `(B, L', ...)` on the student's device, or raise ValueError unless it has a row for each scored one."""
     if tensor.requires_grad and torch.is_grad_enabled():
-        raise ValueError(f"{name} want a gradient, and a teacher gets none here: detach them")
+        raise ValueError(f"{name} must not require a gradient, because none flows into a teacher here: detach them")
     fits = tensor.ndim == like.ndim == 3 and tensor.shape[0] == like.shape[0]
     first = int((rows.index % like.shape[1]).min()) if fits and len(rows) else 0
     if not fits or like.shape[1] - first > tensor.shape[1] or not tensor.shape[2]:
         raise ValueError(
-            f"{name} of shape {tuple(tensor.shape)} do not fit the student's logits {tuple(like.shape)}: expected "
-            "(batch, positions, classes or k best), position i beside logit i, not beside label i"
+            f"{name} must have shape (batch, positions, classes or k), with position i for logit i (not label i) of "
+            f"the student's logits {tuple(like.shape)}, got {tuple(tensor.shape)}"
         )
     return tensor.to(like.device)

@@ -1,4 +1,4 @@
-"""Units other than labels that the Trainer can be made to count: sequences and pairs."""
+"""Units other than labels that collators can make the Trainer count: sequences and preference pairs."""
 
 from __future__ import annotations
 
@@ -11,32 +11,48 @@ from .normalization import accumulator_dtype
 
 
 def check_sequences(ids: Tensor, sequence_ids: Tensor, shift: int) -> tuple[Tensor, Tensor]:
-    """Bring labels and the marker of `count_sequences` to the host, together, and see that it tells sequences apart.
+    """Check the marker of `collators.count_sequences`, which numbers the packed sequences of each row from 0.
+
+    Args:
+        ids: labels `(B, S)`.
+        sequence_ids: the marker, `(B, S)`.
+        shift: the label at `i` is predicted by the logit at `i - shift`.
+
+    Returns:
+        Both on the host, moved there in one transfer.
 
     Raises:
-        ValueError: the marker is not one integer a label, or counts the sequences of a row beyond its labels.
+        ValueError: the marker does not hold one integer per label, or a number beyond the labels of its row, which
+            would be the place of a sequence in the next row.
     """
-    marker, made = MARKERS["sequences"], "counted in each row from 0, as collators.count_sequences(collator) does"
+    marker = f"'{MARKERS['sequences']}', as lossfns.collators.count_sequences(collator) returns it,"
     if sequence_ids.shape != ids.shape or sequence_ids.is_floating_point():
         raise ValueError(
-            f"'{marker}' are {sequence_ids.dtype} {tuple(sequence_ids.shape)} for labels {tuple(ids.shape)}: they must "
-            f"be integers of the labels' shape, {made}"
+            f"{marker} must hold integers of the labels' shape {tuple(ids.shape)}, got {sequence_ids.dtype} "
+            f"{tuple(sequence_ids.shape)}"
         )
     ids, sequence_ids = on_host(ids, sequence_ids)
     counted = sequence_ids[scored_places(ids, shift)]
     if len(counted) and not 0 <= counted.min() <= counted.max() < ids.shape[-1]:
         raise ValueError(
-            f"'{marker}' go from {counted.min()} to {counted.max()} in rows of {ids.shape[-1]} labels: they must be "
-            f"{made}"
+            f"{marker} must count the sequences of each row from 0, below {ids.shape[-1]}, got {counted.min()} to "
+            f"{counted.max()}"
         )
     return ids, sequence_ids
 
 
 def check_pairs(ids: Tensor, pair_ids: Tensor) -> Tensor:
-    """Bring labels `(2 n, S)` and the marker of `count_pairs` to the host, together, and see that the halves match.
+    """Check the marker of `collators.count_pairs`, which numbers the preference pairs in both halves of a batch.
+
+    Args:
+        ids: labels `(2 n, S)`, those of the chosen sequences first.
+        pair_ids: the marker, `(2 n,)`.
+
+    Returns:
+        The labels on the host, moved there in one transfer with the marker.
 
     Raises:
-        ValueError: a row of the first half and that of the second are not of one pair.
+        ValueError: the halves of the marker differ, or a number occurs twice in one half.
     """
     if pair_ids.shape == ids.shape[:1] and not pair_ids.is_floating_point():
         ids, pair_ids = on_host(ids, pair_ids)
@@ -44,21 +60,23 @@ def check_pairs(ids: Tensor, pair_ids: Tensor) -> Tensor:
         if torch.equal(chosen, rejected) and len(set(chosen.tolist())) == len(chosen):
             return ids
     raise ValueError(
-        f"'{MARKERS['pairs']}' {pair_ids.tolist()} do not pair the first half of {ids.shape[0]} rows with the second, "
-        "in order: the chosen rows come first, then the rejected ones, as collators.count_pairs(collator) marks them"
+        f"'{MARKERS['pairs']}' must pair the first half of {ids.shape[0]} sequences with the second half in the same "
+        f"order, chosen ones first, as lossfns.collators.count_pairs(collator) returns it, got {pair_ids.tolist()}"
     )
 
 
 def sequence_shares(sequence_ids: Tensor, positions: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor]:
-    """What each item weighs so that every sequence weighs 1.
+    """Return per-token weights `1 / len(sequence)`, so that each sequence has total weight 1.
+
+        weight[i] = 1 / number of tokens with the sequence of token i
 
     Args:
-        sequence_ids: the sequence that an item belongs to, `(n,)`, counted in each row from 0.
-        positions: its place among the flattened labels, `(n,)`.
+        sequence_ids: the sequence that each token belongs to, `(n,)`, numbered in each row from 0.
+        positions: the place of each token among the flattened labels, `(n,)`.
         shape: the labels' shape, `(B, S)`.
 
     Returns:
-        `(n,)` float64, and the number of sequences, 0-d int64. Nothing waits for the device.
+        `(n,)` float64, and the number of sequences, 0-d int64. Neither waits for the device.
     """
     places = positions.div(shape[1], rounding_mode="floor") * shape[1] + sequence_ids
     lengths = torch.zeros(shape.numel(), dtype=accumulator_dtype(places.device), device=places.device)

@@ -1,6 +1,6 @@
-"""Wrappers around any data collator that put into the batch what a loss, a reducer or the Trainer's count needs.
+"""Wrappers around any data collator that add to a batch what a loss, a reducer or the Trainer's count needs.
 
-Each of them raises TypeError where what it wraps is no function, and in the call where that returns no dict.
+Each wrapper raises TypeError if the object it wraps is not callable, and in the call if that does not return a dict.
 """
 
 from .label_dicts import count_sequences, mask_sequence_starts, with_extras

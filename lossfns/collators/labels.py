@@ -1,4 +1,4 @@
-"""Collator wrappers that change labels, or what the model computes for them."""
+"""Collator wrappers that change labels, or the inputs from which the model computes their logits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class MaskFirstLabel(Wrapper):
 
 
 def mask_first_label(collator: Collator) -> MaskFirstLabel:
-    """Set the first label of every row to -100, which nothing predicts, so that every count agrees.
+    """Set the first label of each sequence, which no logit predicts, to -100, so that the Trainer does not count it.
 
     A causal loss scores the labels from the second on, but the Trainer counts the first one too for class names that do
     not contain `ForCausalLM` (GPT2LMHeadModel, OpenAIGPT, CTRL, any wrapper) and, before transformers 5.10, for all.
@@ -67,7 +67,7 @@ class ReplaceLabels(Wrapper):
 
 
 def replace_labels(collator: Collator, replacements: Mapping[int, int]) -> ReplaceLabels:
-    """Replace label ids, all at once: above all another mark of "no label" by -100, which the Trainer does not count.
+    """Replace label ids simultaneously, above all another ignored id by -100, which the Trainer does not count.
 
     Args:
         collator: any data collator that returns integer `labels` of any shape and dtype.
@@ -87,9 +87,9 @@ def replace_labels(collator: Collator, replacements: Mapping[int, int]) -> Repla
         tensor([[   0,    0],
                 [   2, -100]])
     """
-    given = isinstance(replacements, Mapping)
-    if not given or not all(type(value) is int for pair in replacements.items() for value in pair):
-        raise TypeError(f"replacements map integers to integers, as in {{255: {IGNORED}}}, got {replacements!r}")
+    mapping = isinstance(replacements, Mapping)
+    if not mapping or not all(type(old) is int and type(new) is int for old, new in replacements.items()):
+        raise TypeError(f"replacements must map integers to integers, as in {{255: {IGNORED}}}, got {replacements!r}")
     return ReplaceLabels(collator, dict(replacements))
 
 
@@ -106,7 +106,7 @@ class MaskMissing(Wrapper):
 
 
 def mask_missing(collator: Collator) -> MaskMissing:
-    """Replace NaN labels by -100.0, which the Trainer does not count and `regression_loss` and others leave out.
+    """Replace NaN labels by -100.0, which the Trainer does not count and losses such as `regression_loss` ignore.
 
     Args:
         collator: any data collator that returns floating `labels` of any shape.
@@ -135,28 +135,28 @@ class KeepSupervisedLogits(Wrapper):
         batch = collated(self.collator, features)
         labels = batch_labels(batch)
         if "logits_to_keep" in batch:
-            raise ValueError("the collator already chooses the logits_to_keep: keep_supervised_logits would undo it")
-        predicts = (labels[:, 1:] != IGNORED).any(0).nonzero().flatten()  # from each of these positions comes a label
-        last = predicts.new_tensor([labels.shape[1] - 1])
+            raise ValueError("the batch must not contain logits_to_keep, which keep_supervised_logits would overwrite")
+        predicting = (labels[:, 1:] != IGNORED).any(0).nonzero().flatten()  # positions whose next label is supervised
+        last = predicting.new_tensor([labels.shape[1] - 1])
         unpredicted = labels.new_full((labels.shape[0], 1), IGNORED)
         return {
             **batch,
-            "labels": torch.cat([unpredicted, labels[:, predicts + 1]], dim=1),
-            "logits_to_keep": torch.cat([predicts, last]),
+            "labels": torch.cat([unpredicted, labels[:, predicting + 1]], dim=1),
+            "logits_to_keep": torch.cat([predicting, last]),
         }
 
 
 def keep_supervised_logits(collator: Collator) -> KeepSupervisedLogits:
-    """Ask a causal model for the logits that predict a label in some row, and cut the labels to match.
+    """Make a causal model compute only logits that predict a supervised label, and cut the labels to match.
 
-    `logits_to_keep` becomes the positions whose next label is supervised in any row, and the last one, so that it is
-    never empty; `labels` a first column of -100 and the labels that follow those positions. The logit at `i` still
-    predicts the label at `i + 1`: losses and reducers keep `shift=1`, and the model's own loss and the Trainer's count
-    stay what they were. Prompts that fill whole columns of the batch never reach the head.
+    `logits_to_keep` becomes the positions whose next label is supervised in at least one sequence, and the last
+    position, so that it is never empty. `labels` become a first column of -100 and the labels that follow those
+    positions. The logit at `i` still predicts the label at `i + 1`: losses and reducers keep `shift=1`, and the model's
+    own loss and the Trainer's count do not change. Prompts that fill whole columns of the batch never reach the head.
 
-    The index is one for the whole batch, but two ways of splitting batches cut it as if it were rows.
-    `dispatch_batches` (accelerate's default for an IterableDataset) is refused here; DataParallel by the loss or
-    reducer, whose logits are then fewer than its labels.
+    There is one index for the whole batch, but two ways of splitting batches cut it like a tensor of samples.
+    `dispatch_batches` (accelerate's default for an IterableDataset) raises here; under DataParallel the loss or reducer
+    raises, because it then gets fewer logits than labels.
 
     Args:
         collator: any data collator that returns integer `labels` `(B, S)`.
@@ -165,8 +165,8 @@ def keep_supervised_logits(collator: Collator) -> KeepSupervisedLogits:
         A picklable collator; for models whose forward takes `logits_to_keep`.
 
     Raises:
-        ValueError: in the call: the labels are not integers `(B, S)`, the batch has `logits_to_keep` already, or it is
-            one of `dispatch_batches`.
+        ValueError: in the call: the labels are not integers `(B, S)`, the batch already has `logits_to_keep`, or
+            accelerate dispatches batches.
 
     Example:
         >>> import torch
@@ -179,15 +179,16 @@ def keep_supervised_logits(collator: Collator) -> KeepSupervisedLogits:
 
 
 def _refuse_dispatched_batches() -> None:
-    """Raise where accelerate is about to cut this batch up, in a forked worker too."""
+    """Raise ValueError if accelerate is about to split this batch; this also works in a forked worker."""
     from accelerate.data_loader import DataLoaderDispatcher
     from accelerate.state import GradientState
 
     if isinstance(GradientState().active_dataloader, DataLoaderDispatcher):
         raise ValueError(
-            "keep_supervised_logits does not work with dispatch_batches, which cuts every tensor of the batch by rows, "
-            "the index of positions too. Set TrainingArguments(accelerator_config={'dispatch_batches': False}), so "
-            "that each process reads its own batches"
+            "keep_supervised_logits does not work with dispatch_batches, which splits every tensor of a batch along "
+            "its first dimension, the index of positions too. Set "
+            "TrainingArguments(accelerator_config={'dispatch_batches': False}), so that each process reads its own "
+            "batches"
         )
 
 
@@ -207,10 +208,10 @@ class PackSpans(Wrapper):
 
 
 def pack_spans(collator: Collator) -> PackSpans:
-    """Put `start_positions` and `end_positions` into one tensor `labels` `(B, 2)`, for `question_answering_loss`.
+    """Join `start_positions` and `end_positions` into one tensor `labels` `(B, 2)`, for `question_answering_loss`.
 
-    Positions outside the window become -100. The Trainer counts labels and evaluates only with
-    `TrainingArguments(label_names=["labels"])`: question answering has other label names otherwise.
+    Positions outside the window become -100. Set `TrainingArguments(label_names=["labels"])`: without it the Trainer
+    uses the label names of question answering models, does not count these labels and does not evaluate the loss.
 
     Args:
         collator: any data collator that returns `input_ids` `(B, S)` and both positions `(B,)`.
@@ -246,22 +247,25 @@ class WithDecoderInputs(Wrapper):
 
 
 def with_decoder_inputs(collator: Collator, model: Any) -> WithDecoderInputs:
-    """Add the `decoder_input_ids` of an encoder-decoder, which the model itself would make of its labels.
+    """Add the `decoder_input_ids` of an encoder-decoder, which the model would otherwise derive from its labels.
 
-    But the Trainer takes the labels out of the batch before `forward`: T5 then raises, and BART silently trains on its
-    own source. The Trainer of transformers 5.10 to 5.14 leaves the first label of every row out of its count too; there
-    `shift_labels` come beside the labels, which it counts instead. What changes labels is wrapped inside.
+        decoder_input_ids[:, 0] = decoder_start_token_id,  decoder_input_ids[:, i] = labels[:, i - 1]
+
+    They are needed because the Trainer takes the labels out of the batch before `forward`: T5 then raises, and BART
+    silently trains on its source. The Trainer of transformers 5.10 to 5.14 also leaves the first label of each sequence
+    out of its count; for these releases `shift_labels` are added, which it counts instead. Apply wrappers that change
+    labels to the inner collator.
 
     Args:
         collator: any data collator that returns integer labels `(B, S)`, in a dict or not.
-        model: an encoder-decoder, of which only two ids are kept: those that begin and pad a target.
+        model: an encoder-decoder. Only two ids of its config are kept, `decoder_start_token_id` and `pad_token_id`.
 
     Returns:
         A picklable collator.
 
     Raises:
-        ValueError: the configuration lacks one of the ids, or this model shifts its labels in a way of its own; in the
-            call: the labels are not integers `(B, S)`.
+        ValueError: the config lacks one of the ids, or the model derives its decoder inputs differently; in the call:
+            the labels are not integers `(B, S)`.
 
     Example:
         >>> from types import SimpleNamespace
@@ -274,20 +278,20 @@ def with_decoder_inputs(collator: Collator, model: Any) -> WithDecoderInputs:
     start, pad = (getattr(config, name, None) for name in ("decoder_start_token_id", "pad_token_id"))
     if start is None or pad is None:
         raise ValueError(
-            f"decoder inputs need model.config.decoder_start_token_id and pad_token_id, got {start} and {pad}"
+            f"model.config must have decoder_start_token_id and pad_token_id for decoder inputs, got {start} and {pad}"
         )
-    own = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+    prepare = getattr(model, "prepare_decoder_input_ids_from_labels", None)
     probe = torch.tensor([[pad + 1, pad + 2, IGNORED]], device="cpu")
-    if own is not None and not torch.equal(own(probe), shifted_right(probe, start, pad)):
+    if prepare is not None and not torch.equal(prepare(probe), shifted_right(probe, start, pad)):
         raise ValueError(
-            f"{type(model).__name__} makes its decoder inputs in a way of its own; use "
-            "DataCollatorForSeq2Seq(tokenizer, model=model)"
+            f"{type(model).__name__} does not derive its decoder inputs by shifting the labels to the right after "
+            "decoder_start_token_id; use DataCollatorForSeq2Seq(tokenizer, model=model)"
         )
     return WithDecoderInputs(collator, start, pad)
 
 
 def shifted_right(labels: Tensor, start: int, pad: int) -> Tensor:
-    """Decoder inputs of labels `(B, S)`: each row one to the right after `start`, with `pad` for -100."""
+    """Return decoder inputs for labels `(B, S)`: `start`, then all labels but the last, with `pad` for -100."""
     shifted = labels.roll(1, dims=1)
     shifted[:, 0] = start
     return shifted.masked_fill(shifted == IGNORED, pad)

@@ -1,4 +1,4 @@
-"""A collator wrapper that hands a teacher what it reads."""
+"""A collator wrapper that passes the inputs of a teacher model to `distillation_loss`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .wrapper import Batch, Collator, Wrapper, collated
 
 @dataclass(frozen=True)
 class CopyInputs(Wrapper):
-    """Copies inputs of the model under the names of the teacher's."""
+    """Collator that copies inputs of the model, with the prefix of the teacher's inputs."""
 
     names: tuple[str, ...]
 
@@ -22,28 +22,29 @@ class CopyInputs(Wrapper):
         batch = collated(self.collator, features)
         missing = [name for name in self.names if name not in batch]
         if missing:
-            raise ValueError(f"the collator returns {sorted(batch)}, but the teacher is to read {missing}; give names=")
+            raise ValueError(f"the teacher needs {missing}, but the collator returns {sorted(batch)}; pass names=")
         return {**batch, **{PREFIX + name: batch[name] for name in self.names}}
 
 
 def teacher_inputs(
     collator: Collator, *, shift: int | None = None, names: Sequence[str] = ("input_ids", "attention_mask")
 ) -> WithExtras:
-    """Copy what a teacher reads into the dict of labels, where `distillation_loss(teacher=model)` finds it.
+    """Copy the inputs of a teacher into the dict of labels, where `distillation_loss(teacher=model)` finds them.
 
-    A loss gets outputs and labels and nothing else of a batch. Student and teacher have to share the tokenizer.
+    This is needed because a loss receives only the outputs and labels of a batch. Student and teacher must share the
+    tokenizer.
 
     Args:
         collator: any data collator that returns `labels` `(B, S)`.
-        shift: 1 for causal models, 0 for all others; no default for labels `(B, S)`.
+        shift: 1 for causal models, 0 for all others; required for labels `(B, S)`.
         names: the inputs of the teacher's forward.
 
     Returns:
-        A picklable collator: `with_extras` of `teacher_input_ids` and so on.
+        A picklable collator: `with_extras` for `teacher_input_ids` and so on.
 
     Raises:
-        TypeError: names are not strings.
-        ValueError: in the call: the batch lacks one of the inputs, no shift.
+        TypeError: `names` are not strings.
+        ValueError: in the call: the batch lacks one of the inputs, or `shift` is missing.
         ImportError: as for `with_extras`.
 
     Example:

@@ -1,4 +1,4 @@
-"""What every wrapper around a collator asks of the batch it is given."""
+"""The base class of all collator wrappers, and the checks of the batch that the inner collator returns."""
 
 from __future__ import annotations
 
@@ -18,37 +18,42 @@ Collator = Callable[[list[Any]], Batch]
 
 @dataclass(frozen=True)
 class Wrapper:
-    """What every wrapper has: the collator inside."""
+    """Base class of all wrappers, which hold the inner collator."""
 
     collator: Collator
 
     def __post_init__(self) -> None:
         if not callable(self.collator):
             raise TypeError(
-                f"a wrapper takes a data collator, not a {type(self.collator).__name__}: data_collator="
-                "mask_first_label(collator), as an example, and not data_collator=mask_first_label"
+                f"a wrapper takes a data collator, got {type(self.collator).__name__}: pass for example "
+                "data_collator=mask_first_label(collator), not data_collator=mask_first_label"
             )
 
 
 def collated(collator: Collator, features: list[Any]) -> Batch:
-    """The batch that the collator inside a wrapper makes, as a dict of its own.
+    """Return the batch of the inner collator as a new dict.
 
     Raises:
-        TypeError: it returns no dict.
+        TypeError: the collator does not return a dict.
     """
     batch: Any = collator(features)
     if not isinstance(batch, Mapping):
         raise TypeError(
-            f"the collator must return a dict of tensors, with the inputs of the model and 'labels'; {collator!r} "
-            f"returned a {type(batch).__name__}"
+            "the collator must return a dict of tensors with the inputs of the model and 'labels', got "
+            f"{type(batch).__name__} from {collator!r}"
         )
     return dict(batch)
 
 
 def batch_labels(batch: Batch, *, dimensions: int | None = 2) -> Tensor:
-    """The integer labels of a batch, `(B, S)` unless told otherwise, or an error that says what is there instead.
+    """Return the integer labels of a batch, as int64 if their dtype cannot hold -100.
 
-    Narrow ones come as int64, which can hold -100.
+    Args:
+        batch: what the inner collator returned.
+        dimensions: number of dimensions that the labels must have, 2 for `(B, S)`; None for any number.
+
+    Raises:
+        ValueError: the labels are missing, not integers, or have another number of dimensions.
     """
     labels = batch.get("labels")
     fits = isinstance(labels, Tensor) and dimensions in (None, labels.ndim)

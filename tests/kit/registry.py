@@ -67,7 +67,7 @@ TAUGHT_IDS = {"task": "causal_lm", "extras": tasks.TEACHER_IDS}
 TAUGHT_HERE = {"task": "causal_lm", "extras": tasks.TEACHER_INPUTS}
 
 DIVERGENCES = [lossfns.forward_kl, lossfns.reverse_kl, lossfns.jensen_shannon, lossfns.total_variation]
-OBJECTIVES = [lossfns.dpo, lossfns.ipo, lossfns.simpo, lossfns.orpo, lossfns.cpo, lossfns.paired_kto]
+OBJECTIVES = [lossfns.dpo, lossfns.ipo, lossfns.simpo, lossfns.orpo, lossfns.cpo]
 BOTH = lossfns.weighted_sum((0.5, lossfns.cross_entropy), (0.5, lossfns.teacher_divergence))
 info_nce = partial(lossfns.info_nce_loss, select=tasks.QUERIES_AND_KEYS)
 
@@ -410,7 +410,6 @@ EXCEPTIONS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
         ("additive", "accumulation"),
         {
             "classification_loss by weights": "a weighted mean of the call: torch's, exact in one micro-batch only",
-            "preference_loss by paired_kto": "a pair is measured from the mean of the call: the paper's estimate",
             **dict.fromkeys(CONTRASTS, "the other samples of a call are what each is told from"),
         },
     ),
@@ -431,7 +430,6 @@ EXCEPTIONS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
         {
             "dft": "the probability that weighs is a constant of the step",
             "eaft": "the entropy that weighs is a constant of the step",
-            "preference_loss by paired_kto": "the point that gains are measured from is a constant of the step",
         },
     ),
     "UNBOUNDED": (
@@ -492,7 +490,6 @@ NOT_CALLED_BY_THE_TRAINER = {
     "ipo": "an objective over pairs",
     "kto": "an objective over pairs",
     "orpo": "an objective over pairs",
-    "paired_kto": "an objective over pairs",
     "simpo": "an objective over pairs",
     "sequence_log_probs": "sums of the kernel, by row",
     "precompute_reference_log_probs": "prepares a dataset",

@@ -1,12 +1,12 @@
-"""Preferences: objectives by their formulas in Python floats, pairs in the stock Trainer against a subclass of it."""
+"""Preferences: objectives against their formulas in Python floats, and the stock Trainer against a subclass of it."""
 
 import inspect
 import math
 import os
-import pickle
-from concurrent.futures import ThreadPoolExecutor
+import sys
 from functools import partial
 
+import datasets
 import numpy as np
 import pytest
 import torch
@@ -20,16 +20,13 @@ from lossfns import (
     ipo,
     kto,
     orpo,
-    paired_kto,
     precompute_reference_log_probs,
-    preference,
     preference_loss,
     reward_loss,
     sequence_log_probs,
     simpo,
 )
 from lossfns.collators import count_pairs, stack_pairs
-from lossfns.preference import _score
 from metrics import build, preferences
 from metrics.preference import COLUMNS
 from reducers import combine, pair_margins, preference_rewards, reward_scores
@@ -37,7 +34,6 @@ from tests import oracle, tiny
 
 N = oracle.IGNORED
 V = 7
-BF16 = torch.bfloat16
 
 
 def tensor(*values):
@@ -66,7 +62,7 @@ def log_odds(mean):
     return math.log(math.exp(mean) / (1 - math.exp(mean)))
 
 
-# Each objective and its formula for one pair: c, r log-probabilities; rc, rr those of the reference; nc, nr tokens.
+# Each objective and its formula for one pair: log-probabilities c, r, those of the reference rc, rr, and tokens nc, nr.
 OBJECTIVES = {
     "dpo": (dpo, lambda c, r, rc, rr, nc, nr: -math.log(sigmoid(0.1 * ((c - rc) - (r - rr))))),
     "dpo, noisy": (
@@ -95,30 +91,30 @@ OBJECTIVES = {
 EVERY = pytest.mark.parametrize(("objective", "formula"), OBJECTIVES.values(), ids=OBJECTIVES)
 
 
-def asked(objective):
+def statistics_of(objective):
     return [name for name in inspect.signature(objective).parameters if name in PAIRS]
 
 
-def called(objective, **other):
+def values_of(objective, **other):
     given = {**PAIRS, **other}
-    return objective(**{name: given[name] for name in asked(objective)})
+    return objective(**{name: given[name] for name in statistics_of(objective)})
 
 
 # --- objectives ------------------------------------------------------------------------------------------------------
 
 
 @EVERY
-def test_objectives_are_their_formulas(objective, formula):
+def test_objectives_match_their_formulas(objective, formula):
     expected = [formula(*pair) for pair in zip(*(column.tolist() for column in PAIRS.values()), strict=True)]
-    assert called(objective).tolist() == pytest.approx(expected, rel=1e-12)
+    assert values_of(objective).tolist() == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("objective", [entry for entry, _ in OBJECTIVES.values()], ids=OBJECTIVES)
-def test_gradients_of_objectives(objective):
-    names = [name for name in asked(objective) if not name.endswith("tokens")]
+def test_objectives_pass_gradcheck(objective):
+    names = [name for name in statistics_of(objective) if not name.endswith("tokens")]
 
     def values(*columns):
-        return called(objective, **dict(zip(names, columns, strict=True)))
+        return values_of(objective, **dict(zip(names, columns, strict=True)))
 
     assert torch.autograd.gradcheck(values, tuple(PAIRS[name].clone().requires_grad_() for name in names))
 
@@ -148,16 +144,6 @@ def test_kto():
     assert found.tolist() == pytest.approx(expected, rel=1e-12)
 
 
-def test_paired_kto():
-    good = (PAIRS["chosen"] - PAIRS["reference_chosen"]).tolist()
-    bad = (PAIRS["rejected"] - PAIRS["reference_rejected"]).tolist()
-    points = [max(0.0, sum(half) / 4) for half in (bad, good)]
-    expected = [
-        1 - sigmoid(0.1 * (g - points[0])) + 1 - sigmoid(0.1 * (points[1] - b)) for g, b in zip(good, bad, strict=True)
-    ]
-    assert called(paired_kto).tolist() == pytest.approx(expected, rel=1e-12)
-
-
 def test_no_gradient_flows_into_the_reference_point():
     ratios = tensor(1.0, 2.0).requires_grad_()
     kto(ratios, torch.tensor([True, True]), ratios.mean()).sum().backward()
@@ -165,32 +151,31 @@ def test_no_gradient_flows_into_the_reference_point():
     assert ratios.grad.tolist() == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("objective", [dpo, simpo, paired_kto, cpo, orpo, ipo])
-def test_no_strength_no_preference(objective):
-    """With a vanishing coefficient, only what is no preference is left."""
+@pytest.mark.parametrize("objective", [dpo, simpo, cpo, orpo, ipo])
+def test_a_vanishing_coefficient_removes_the_preference(objective):
     limits = {
         dpo: (partial(dpo, beta=1e-12), [math.log(2)] * 4),
         simpo: (partial(simpo, beta=1e-12, gamma=0.0), [math.log(2)] * 4),
-        paired_kto: (partial(paired_kto, beta=1e-12), [1.0] * 4),
         cpo: (partial(cpo, beta=1e-12, weight=0.0), [math.log(2)] * 4),
         orpo: (partial(orpo, weight=0.0), (-PAIRS["chosen"] / PAIRS["chosen_tokens"]).tolist()),
         ipo: (lambda **pairs: ipo(**pairs, beta=1e-6) * 4e-12, [1.0] * 4),
     }
     limit, expected = limits[objective]
-    names = asked(objective)
-    assert limit(**{name: PAIRS[name] for name in names}).tolist() == pytest.approx(expected, rel=1e-4)
+    assert limit(**{name: PAIRS[name] for name in statistics_of(objective)}).tolist() == pytest.approx(
+        expected, rel=1e-4
+    )
 
 
-def test_equal_pairs():
+def test_equal_completions_have_no_preference():
     same = {
         "rejected": PAIRS["chosen"],
         "reference_rejected": PAIRS["reference_chosen"],
         "rejected_tokens": PAIRS["chosen_tokens"],
     }
-    assert called(dpo, **same).tolist() == pytest.approx([math.log(2)] * 4)
-    assert called(partial(simpo, gamma=0.0), **same).tolist() == pytest.approx([math.log(2)] * 4)
-    assert called(partial(ipo, beta=0.5), **same).tolist() == pytest.approx([1.0] * 4)
-    assert called(bradley_terry, **same).tolist() == pytest.approx([math.log(2)] * 4)
+    assert values_of(dpo, **same).tolist() == pytest.approx([math.log(2)] * 4)
+    assert values_of(partial(simpo, gamma=0.0), **same).tolist() == pytest.approx([math.log(2)] * 4)
+    assert values_of(partial(ipo, beta=0.5), **same).tolist() == pytest.approx([1.0] * 4)
+    assert values_of(bradley_terry, **same).tolist() == pytest.approx([math.log(2)] * 4)
 
 
 def test_a_certain_completion_has_finite_odds():
@@ -199,11 +184,11 @@ def test_a_certain_completion_has_finite_odds():
     assert orpo(**certain, chosen_tokens=ones, rejected_tokens=ones).isfinite().all()
 
 
-def test_senseless_options():
+def test_options_out_of_range_are_refused():
     with pytest.raises(ValueError, match="beta must be positive"):
-        called(partial(ipo, beta=0.0))
+        values_of(partial(ipo, beta=0.0))
     with pytest.raises(ValueError, match="label_smoothing must be in"):
-        called(partial(dpo, label_smoothing=1.5))
+        values_of(partial(dpo, label_smoothing=1.5))
 
 
 # --- log-probabilities of sequences ----------------------------------------------------------------------------------
@@ -232,7 +217,7 @@ def test_sequence_log_probs(shift):
     torch.testing.assert_close(found["token_log_prob"].sum(-1), found["log_prob"])
 
 
-def test_gradients_of_sequence_log_probs():
+def test_sequence_log_probs_pass_gradcheck():
     def values(logits):
         return tuple(sequence_log_probs(logits, IDS)[name] for name in ("log_prob", "mean_log_prob"))
 
@@ -278,17 +263,8 @@ def test_pairs_with_an_empty_completion_do_not_count():
     assert logits.grad[[1, 3]].any()
 
 
-@pytest.mark.parametrize("objective", [orpo, simpo, paired_kto])
-def test_all_rows_masked(objective):
-    logits = LOGITS.clone().requires_grad_()
-    loss = preference_loss(logits, {"labels": torch.full((2, 4, 2), N), **REFERENCE}, objective=objective)
-    loss.backward()
-    assert loss.item() == 0.0
-    assert not logits.grad.any()
-
-
-@pytest.mark.parametrize("objective", [dpo, ipo, simpo, orpo, cpo, paired_kto])
-def test_gradients_of_the_loss(objective):
+@pytest.mark.parametrize("objective", [dpo, ipo, simpo, orpo, cpo])
+def test_the_loss_passes_gradcheck(objective):
     ids = IDS.clone()
     ids[2, 1] = 3
     labels = {"labels": stacked(ids), "pair_ids": torch.arange(2), **REFERENCE}
@@ -306,8 +282,7 @@ def test_padding_is_never_scored():
     )
 
 
-def test_rows_one_after_the_other():
-    """Labels of rows, as `count_pairs` leaves them, say the same."""
+def test_labels_of_count_pairs_give_the_same_loss():
     collate = count_pairs(lambda rows: {"labels": torch.stack(rows)}, shift=1)
     batch = collate(list(IDS))
     assert (batch["shift_labels"] != N).sum() == 1
@@ -315,14 +290,14 @@ def test_rows_one_after_the_other():
     assert found.item() == preference_loss(LOGITS, {"labels": stacked(IDS), **REFERENCE}).item()
 
 
-def test_refusals():
-    with pytest.raises(ValueError, match="are no pairs"):
+def test_labels_and_scores_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match=r"must have shape \(pairs, tokens, 2\).*got \(3, 4\)"):
         preference_loss(LOGITS[:3], IDS[:3], objective=simpo)
     with pytest.raises(TypeError, match="train on precompute_reference_log_probs"):
         preference_loss(LOGITS, IDS)
     with pytest.raises(ValueError, match="stack_pairs"):
         preference_loss(LOGITS, stacked(IDS), 9, objective=simpo)
-    with pytest.raises(ValueError, match=r"num_labels=1 gives a score"):
+    with pytest.raises(ValueError, match="num_labels=1 returns one score"):
         reward_loss(torch.zeros(4, 2), torch.zeros(2))
     with pytest.raises(ValueError, match="the Trainer would cut some"):
         preference_rewards(LOGITS, IDS, shift=1)
@@ -442,20 +417,13 @@ def test_accumulation_is_one_big_batch(objective):
 
 
 def mean_of_the_call(outputs, labels, num_items_in_batch=None):
-    """Broken: what a loss that does not know the window does, divided by its micro-batches as the Trainer would."""
+    """Broken: a loss that ignores the window, divided by the number of micro-batches as the Trainer does."""
     return preference_loss(outputs, labels) / (16 // outputs["logits"].shape[0])
 
 
-def test_unequal_counts_tell_the_mistake_apart():
+def test_a_mean_per_call_is_wrong_under_accumulation():
     data = referenced(with_empty())
     once, often = accumulated(mean_of_the_call, data, 1), accumulated(mean_of_the_call, data, 4)
-    assert max((often[name] - value).abs().max() for name, value in once.items()) > 1e-6
-
-
-def test_paired_kto_mixes_the_pairs_of_a_call():
-    """Why it is no sum over pairs: its reference points are means over those of one call."""
-    loss, data = partial(preference_loss, objective=partial(paired_kto, beta=1.0)), referenced()
-    once, often = accumulated(loss, data, 1), accumulated(loss, data, 4)
     assert max((often[name] - value).abs().max() for name, value in once.items()) > 1e-6
 
 
@@ -485,7 +453,7 @@ def test_a_reward_model_in_the_trainer():
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_evaluation(streamed):
-    """The last batch is short: the Trainer cuts pairs, not rows, and no reward is lost."""
+    """The last batch is short: the Trainer drops surplus pairs, not sequences, and no reward is lost."""
     data = referenced(with_empty()[:7])
     model = tiny.model("llama")
     metric = build(preferences(), num_samples=7) if streamed else preferences()
@@ -509,7 +477,7 @@ def test_evaluation(streamed):
             with torch.no_grad():
                 logits = model(row["input_ids"][None]).logits
             ((total, _),) = by_loop(logits, row["labels"][None])
-            sides.append(0.1 * (total - data[index][f"reference_{side}"].item()))
+            sides.append(0.1 * (total - data[index][f"reference_{side}"]))
         rewards.append(sides)
     chosen, rejected = np.array(rewards).T
     assert found["eval_pairs"] == 6
@@ -519,7 +487,7 @@ def test_evaluation(streamed):
 
 
 def one_or_two_ranks():
-    """Seven pairs, one without a label, two of them a process: the last batch is short, widths differ across ranks."""
+    """Seven pairs, one without a label, two per process: the last batch is short, and widths differ across ranks."""
     trainer = tiny.trainer(
         tiny.model("llama"),
         referenced(with_empty()),
@@ -546,7 +514,7 @@ def test_two_ranks():
     assert scores["eval_pairs"] == 6
 
 
-def test_rewards_a_token_and_combined():
+def test_rewards_per_token_inside_combine():
     ids = IDS.clone()
     ids[2, 1] = 3
     labels = {"labels": stacked(ids)}
@@ -573,15 +541,15 @@ def test_ties_count_half():
         "reward_accuracy": 0.5,
         "pairs": 3.0,
     }
-    with pytest.raises(ValueError, match="missing: pairs"):
+    with pytest.raises(ValueError, match="needs the columns reward_chosen, reward_rejected, pairs"):
         preferences()(
             transformers.EvalPrediction({"reward_chosen": np.ones(1), "reward_rejected": np.ones(1)}, np.ones(1))
         )
 
 
 @pytest.mark.parametrize("objective", [dpo, simpo, orpo, partial(cpo, weight=0.5)], ids=name)
-def test_a_rejected_completion_that_is_ruled_out_costs_nothing(objective):
-    """The chosen one is certain to win; NaN of one pair would be NaN of all."""
+def test_an_impossible_rejected_completion_costs_nothing(objective):
+    """The chosen one is certain to win. NaN for one pair would make the whole loss NaN."""
     logits, ids = torch.zeros(2, 2, V, dtype=torch.float64), torch.tensor([[N, 1], [N, 2]])
     logits[1, 0, 2] = -torch.inf
     references = dict.fromkeys(("reference_chosen", "reference_rejected"), torch.zeros(1, dtype=torch.float64))
@@ -610,13 +578,12 @@ def test_an_objective_that_cannot_be_computed_is_refused_before_the_logits_are_r
 # --- the reference, once ---------------------------------------------------------------------------------------------
 
 
-def test_reference_log_probs_are_those_of_a_loop(capfd):
+def test_reference_log_probs_match_a_loop(capfd):
     model = tiny.model("llama", seed=3).train()
     model.lm_head.eval()
     found = precompute_reference_log_probs(model, DATA, COLLATE, batch_size=3)
-    assert model.training
-    assert model.model.training
-    assert not model.lm_head.training
+    assert [module.training for module in (model, model.model, model.lm_head)] == [True, True, False]
+    assert isinstance(found, list)
     assert len(found) == 8
     for index in (0, 5, 7):
         for side in ("chosen", "rejected"):
@@ -624,90 +591,105 @@ def test_reference_log_probs_are_those_of_a_loop(capfd):
             with torch.no_grad():
                 logits = model(row["input_ids"][None]).logits
             ((total, _),) = by_loop(logits, row["labels"][None])
-            assert found[index][f"reference_{side}"].item() == pytest.approx(total, rel=1e-12)
+            assert found[index][side] is row
+            assert found[index][f"reference_{side}"] == pytest.approx(total, rel=1e-12)
     assert "reference log-probabilities" in capfd.readouterr().err
+
+
+def log_probs(rows):
+    return [(row["reference_chosen"], row["reference_rejected"]) for row in rows]
 
 
 def test_the_reference_from_hidden_states():
     model = tiny.model("llama", seed=3)
     with hidden_states(model) as source:
         found = precompute_reference_log_probs(model, DATA, COLLATE, source=source)
-    torch.testing.assert_close(found.log_probs, referenced().log_probs, rtol=1e-12, atol=0)
+    np.testing.assert_allclose(log_probs(found), log_probs(referenced()), rtol=1e-12)
 
 
-def test_the_cache_belongs_to_its_model_and_data(tmp_path):
-    cache = tmp_path / "reference.pt"
-    first = referenced(cache=cache)
-    again = pickle.loads(pickle.dumps(referenced(cache=cache)))
-    assert torch.equal(first.log_probs, again.log_probs)
-    for other, data in ((tiny.model("llama", seed=4), DATA), (tiny.model("llama", seed=3), DATA[::-1])):
-        with pytest.raises(ValueError, match="was made from other pairs"):
-            precompute_reference_log_probs(other, data, COLLATE, cache=cache)
+def test_a_list_needs_no_datasets(monkeypatch):
+    monkeypatch.delitem(sys.modules, "datasets")
+    assert referenced(tuple(DATA)) == referenced()
+    assert "datasets" not in sys.modules
 
 
-def test_the_cache_is_read(tmp_path, monkeypatch):
-    cache = tmp_path / "reference.pt"
-    first = referenced(cache=cache)
-    scored = []
-    monkeypatch.setattr("lossfns.preference._score", lambda *given: scored.append(1) or _score(*given))
-    assert torch.equal(referenced(cache=cache).log_probs, first.log_probs)
-    assert len(scored) == 1  # the first batch of several: was it the same forward?
+def pad_lists(rows):
+    return tiny.pad([{name: torch.tensor(values) for name, values in row.items()} for row in rows])
 
 
-def test_a_cache_that_cannot_be_written_is_refused_first(tmp_path, monkeypatch):
-    monkeypatch.setattr("lossfns.preference.collated", lambda *given: pytest.fail("a batch was made"))
-    with pytest.raises(ValueError, match=r"in a folder that is there: make .*nowhere first"):
-        referenced(cache=tmp_path / "nowhere" / "reference.pt")
-    with pytest.raises(ValueError, match="must be a file"):
-        referenced(cache=tmp_path)
-    monkeypatch.setattr("os.access", lambda folder, mode: False)
-    with pytest.raises(ValueError, match="is read-only"):
-        referenced(cache=tmp_path / "reference.pt")
+LISTED = [
+    {side: {name: values.tolist() for name, values in row.items()} for side, row in pair.items()} for pair in DATA
+]
+COLLATE_LISTS = stack_pairs(pad_lists, shift=1)
 
 
-@pytest.mark.parametrize(
-    "damaged", [None, b"", b"hello world", b"\x80"], ids=["half of it", "nothing", "text", "a byte"]
-)
-def test_a_damaged_cache_is_named(tmp_path, damaged):
-    cache = tmp_path / "reference.pt"
-    referenced(cache=cache)
-    kept = cache.read_bytes()
-    cache.write_bytes(kept[: len(kept) // 2] if damaged is None else damaged)
-    with pytest.raises(ValueError, match="cannot be read: it is damaged"):
-        referenced(cache=cache)
+@pytest.fixture(scope="module")
+def columns():
+    """A real Dataset with both columns."""
+    pairs = datasets.Dataset.from_list(LISTED)
+    return precompute_reference_log_probs(tiny.model("llama", seed=3), pairs, COLLATE_LISTS, batch_size=3)
 
 
-def test_another_file_is_no_cache(tmp_path):
-    torch.save({"weights": torch.zeros(2)}, tmp_path / "model.pt")
-    with pytest.raises(ValueError, match=r"model.pt is no cache of log-probabilities"):
-        referenced(cache=tmp_path / "model.pt")
+def test_a_dataset_gets_two_columns_of_the_models_precision(columns):
+    assert columns.column_names == ["chosen", "rejected", "reference_chosen", "reference_rejected"]
+    assert log_probs(columns) == log_probs(referenced(batch_size=3))
+    assert columns.features["reference_chosen"].dtype == "float64"
+    single = tiny.model("llama", seed=3).float()
+    again = precompute_reference_log_probs(single, columns, COLLATE_LISTS)  # the columns are replaced
+    assert again.column_names == columns.column_names
+    assert {again.features[name].dtype for name in again.column_names[2:]} == {"float32"}
+    assert log_probs(again) == log_probs(precompute_reference_log_probs(single, LISTED, COLLATE_LISTS))
 
 
-def test_a_cache_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
-    def half(kept, path):
-        path.write_bytes(b"half")
-        raise OSError("the disk is full")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(torch, "save", half)
-        with pytest.raises(OSError, match="full"):
-            referenced(cache=tmp_path / "reference.pt")
-    assert not [*tmp_path.iterdir()]
-    first = referenced(cache=tmp_path / "reference.pt")
-    assert torch.equal(referenced(cache=tmp_path / "reference.pt").log_probs, first.log_probs)
-
-
-def test_several_may_write_a_cache_at_once(tmp_path):
-    (tmp_path / "link.pt").symlink_to(tmp_path / "reference.pt")
-    kept = {"made_from": "", "log_probs": torch.zeros(100, 2)}
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda _: preference._save(tmp_path / "link.pt", kept), range(40)))
-    assert {path.name for path in tmp_path.iterdir()} == {"link.pt", "reference.pt"}
-    assert torch.equal(preference._load(tmp_path / "reference.pt", ""), kept["log_probs"])
+def test_columns_follow_their_pairs(columns, tmp_path):
+    """Through a slice, select, train_test_split, save_to_disk and a second scoring of a selection."""
+    expected = {str(pair["chosen"]): values for pair, values in zip(columns, log_probs(columns), strict=True)}
+    columns.save_to_disk(tmp_path / "pairs")
+    chosen = columns.select([6, 1, 3])
+    again = precompute_reference_log_probs(tiny.model("llama", seed=3), chosen, COLLATE_LISTS, batch_size=3)
+    parts = [datasets.load_from_disk(tmp_path / "pairs"), chosen, *columns.train_test_split(0.25, seed=0).values()]
+    for part in (*parts, columns.select(range(2)).select([1])):
+        assert log_probs(part) == [expected[str(pair["chosen"])] for pair in part]
+    np.testing.assert_allclose(log_probs(again), log_probs(chosen), rtol=1e-12)
+    assert columns[2:4]["reference_chosen"] == [values[0] for values in log_probs(columns)[2:4]]
+    found = COLLATE_LISTS([*chosen])["labels"]
+    assert found["reference_chosen"].dtype == torch.float64
+    assert list(zip(*(found[name].tolist() for name in REFERENCE), strict=True)) == log_probs(chosen)
 
 
-def test_weights_that_are_learnt():
-    """A tensor is never taken for no weight, whatever its value."""
+def test_dpo_on_a_dataset_trains_as_on_a_list(columns):
+    changes = STEPS | {"per_device_train_batch_size": 4}
+    found, expected = (
+        tiny.parameters_after(tiny.trainer(tiny.model("llama"), data, preference_loss, collator=collator, **changes))
+        for data, collator in ((columns, COLLATE_LISTS), (referenced(batch_size=3), COLLATE))
+    )
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+
+
+def test_an_empty_dataset():
+    assert referenced([]) == []
+    empty = datasets.Dataset.from_list(LISTED).select([])
+    assert len(precompute_reference_log_probs(tiny.model("llama"), empty, COLLATE_LISTS)) == 0
+
+
+def test_values_that_are_not_tensors_reach_the_model_unchanged():
+    given = {"use_cache": False, "past_key_values": None, "sizes": [(2, 3)]}
+
+    def pad(rows):
+        return {"input_ids": torch.tensor(rows), "labels": torch.tensor(rows), **given}
+
+    class Recording(torch.nn.Module):
+        def forward(self, input_ids, **others):
+            assert others == given
+            return torch.zeros(*input_ids.shape, V, dtype=torch.float64)
+
+    pairs = [{"chosen": [1, 2], "rejected": [1, 3]}]
+    found = precompute_reference_log_probs(Recording(), pairs, stack_pairs(pad, shift=1))
+    assert log_probs(found) == [pytest.approx((-math.log(V), -math.log(V)), rel=1e-15)]
+
+
+def test_a_learnable_weight_of_zero_gets_its_gradient():
     zero, margins = torch.zeros((), requires_grad=True), torch.tensor([0.5, 0.0])
     chosen, rejected = torch.tensor([2.0, 1.0]), torch.tensor([1.0, 3.0])
     for loss in (bradley_terry(chosen, rejected, centering=zero), cpo(chosen, rejected, chosen, weight=zero)):
@@ -716,72 +698,7 @@ def test_weights_that_are_learnt():
     assert found.tolist() == pytest.approx((bradley_terry(chosen, rejected) + torch.tensor([4.5, 0.0])).tolist())
 
 
-def test_a_batch_of_bfloat16_has_a_cache(tmp_path):
-    def pad(rows):
-        return {"input_ids": torch.tensor(rows), "labels": torch.tensor(rows), "pixels": torch.ones(2, dtype=BF16)}
-
-    class Seeing(Switched):
-        def forward(self, input_ids, pixels):
-            return super().forward(input_ids)
-
-    given = Seeing(), [{"chosen": [1, 2], "rejected": [1, 3]}], stack_pairs(pad, shift=1)
-    first = precompute_reference_log_probs(*given, cache=tmp_path / "reference.pt")
-    again = precompute_reference_log_probs(*given, cache=tmp_path / "reference.pt")
-    assert torch.equal(again.log_probs, first.log_probs)
-
-
-class Switched(torch.nn.Module):
-    """A model with something like an adapter, which is on or off whatever its weights."""
-
-    on = True
-
-    def __init__(self):
-        super().__init__()
-        self.embedding = torch.nn.Embedding(5, 5)
-
-    def forward(self, input_ids):
-        return self.embedding(input_ids) * (3.0 if self.on else 1.0)
-
-
-def test_the_cache_belongs_to_its_forward(tmp_path):
-    def pad(rows):
-        return {"input_ids": torch.tensor(rows), "labels": torch.tensor(rows)}
-
-    torch.manual_seed(0)
-    model, pairs = Switched(), [{"chosen": [1, 2], "rejected": [1, 3]}]
-    given = model, pairs, stack_pairs(pad, shift=1)
-    first = precompute_reference_log_probs(*given, cache=tmp_path / "reference.pt")
-    assert torch.equal(
-        precompute_reference_log_probs(*given, cache=tmp_path / "reference.pt").log_probs, first.log_probs
-    )
-    model.on = False
-    with pytest.raises(ValueError, match="another forward of the same weights"):
-        precompute_reference_log_probs(*given, cache=tmp_path / "reference.pt")
-
-
-# --- the collator ----------------------------------------------------------------------------------------------------
-
-
-def test_stack_pairs():
-    batch = pickle.loads(pickle.dumps(COLLATE))([{**pair, "margin": 0.5} for pair in with_empty()[1:4]])
-    rows = [*CHOSEN[1:4], *[pair["rejected"] for pair in with_empty()[1:4]]]
-    padded = tiny.pad(rows)
-    assert torch.equal(batch["input_ids"], padded["input_ids"])
-    assert torch.equal(batch["labels"]["labels"][..., 0], padded["labels"][:3])
-    assert torch.equal(batch["labels"]["labels"][..., 1], padded["labels"][3:])
-    assert batch["shift_labels"].tolist() == [0, N, 0]
-    assert batch["labels"]["margin"].tolist() == [0.5] * 3
-    assert next(iter(batch)) == "labels"  # by which the Trainer counts samples
-
-
-def test_what_is_no_pair():
-    with pytest.raises(ValueError, match="expected a pair"):
-        COLLATE(CHOSEN[:2])
-    with pytest.raises(ValueError, match="need a shift"):
-        stack_pairs(tiny.pad)(DATA[:2])
-
-
-def test_margins_are_those_of_each_pair_that_counts():
+def test_pair_margins_are_nan_for_pairs_that_do_not_count():
     scores = torch.tensor([[2.0], [0.0], [3.0], [1.5], [4.0], [-1.0]])
     torch.testing.assert_close(
         pair_margins(scores, torch.tensor([0, N, 0])),

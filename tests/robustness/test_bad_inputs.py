@@ -465,7 +465,6 @@ TERMS = [
         {"log_ratio": LOG_PROBS, "desirable": LOG_PROBS > -0.7, "reference_point": 0.0},
         {"beta": NOT_POSITIVE, "reference_point": ["text", None]},
     ),
-    Entry(lossfns.paired_kto, PAIR | REFERENCE, {"beta": NOT_POSITIVE}),
     Entry(lossfns.bradley_terry, PAIR, {"margin": ["text", None], "centering": ["text", None]}),
     Entry(lossfns.jensen_shannon, ROW_PAIR, {"beta": [0.0, 1.0, NAN, "text", None]}),
     Entry(

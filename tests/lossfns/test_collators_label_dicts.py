@@ -1,8 +1,6 @@
-"""Label dicts and the units of the count: what the collators make of a batch, and the stock Trainer of that."""
+"""Labels in a dict and the count of sequences: the batches of the collators, and training on them in the Trainer."""
 
-import pickle
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,13 +8,10 @@ import transformers
 
 from lossfns import (
     causal_lm_loss,
-    collators,
     cross_entropy,
     hidden_states,
     masked_lm_loss,
-    preference_loss,
     seq2seq_lm_loss,
-    simpo,
     token_weighted,
 )
 from lossfns.collators import count_pairs, count_sequences, mask_sequence_starts, with_extras
@@ -52,7 +47,7 @@ def test_accumulation_changes_nothing(name, window):
 
 @pytest.mark.parametrize("name", ["sequences", "token weights"])
 def test_data_parallel_changes_nothing(name):
-    """The dict of labels arrives whole; `shift_labels` goes to the replicas, whose models take and ignore it."""
+    """The loss gets the dict for all replicas. `shift_labels` goes to the replicas, whose models ignore it."""
     case = ADDITIVE[name]
     made = tiny.trainer(
         case.model(), case.rows, case.loss, collator=case.collator, replicas=2, per_device_train_batch_size=4
@@ -70,7 +65,7 @@ def test_hidden_states_change_nothing(name):
 
 
 @pytest.mark.parametrize("name", sorted(CASES.keys() - ADDITIVE.keys()))
-def test_a_contrast_is_right_in_one_batch(name):
+def test_losses_that_are_not_sums_are_right_in_one_batch(name):
     case = CASES[name]
     found = tiny.gradient_of(trainer(case))
     torch.testing.assert_close(found, expected_gradient(case), rtol=0, atol=1e-10)
@@ -97,7 +92,7 @@ def facts():
 
 
 def evaluated_weights(batch_size=2):
-    """What `compute_metrics` gets as weights, and where there are labels."""
+    """The weights that `compute_metrics` receives, at labelled tokens, and the width of each row."""
     case, found = ADDITIVE["token weights"], {}
 
     def metric(prediction):
@@ -185,7 +180,7 @@ def packed(rows):
     ],
     ids=["right", "left", "to a multiple", "labels by the collator", "packed", "behind another wrapper"],
 )
-def test_values_stand_at_their_labels(collator, expected):
+def test_extras_are_placed_at_their_labels(collator, expected):
     rows = [{name: value for name, value in row.items() if name != "worth"} for row in ROWS]
     if collator is without_labels:
         rows = [{name: value for name, value in row.items() if name != "labels"} for row in rows]
@@ -198,7 +193,7 @@ def test_values_stand_at_their_labels(collator, expected):
     assert (batch["shift_labels"] != N).sum() == (without["labels"][:, 1:] != N).sum()
 
 
-def test_a_number_a_row():
+def test_one_number_per_sample():
     batch = with_extras(padded, ["worth", "weight"], shift=0)(ROWS)
     assert batch["labels"]["worth"].tolist() == [2.0, -1.0]
     assert torch.equal(batch["shift_labels"], batch["labels"]["labels"])
@@ -216,12 +211,12 @@ def test_a_number_a_row():
     ],
 )
 def test_dtypes_that_survive_padding_on_one_rank(value, dtype):
-    """bool becomes int64 on the rank that is padded, and the gather of two dtypes aborts both (see `facts`)."""
+    """bool becomes int64 on the rank that is padded, and a gather of two dtypes aborts both ranks (see `facts`)."""
     rows = [{"labels": [5], "extra": value}] * 2
     assert with_extras(padded, ["extra"], shift=0)(rows)["labels"]["extra"].dtype == dtype
 
 
-def test_an_extra_the_collator_returns():
+def test_an_extra_that_the_collator_returns():
     def collator(rows):
         return padded(rows) | {"margin": torch.tensor([0.25, 0.5])}
 
@@ -246,16 +241,16 @@ def truncated(rows):
 @pytest.mark.parametrize(
     ("collator", "names", "options", "rows", "message"),
     [
-        (padded, ["weight"], {}, ROWS, r"labels of shape \(2, 4\) need a shift: say shift=1"),
-        (padded, ["waight"], {"shift": 1}, ROWS, r"no \['waight'\] among.*remove_unused_columns=False"),
-        (truncated, ["weight"], {"shift": 1}, ROWS, "'weight' cannot follow its labels"),
-        (padded, ["weight"], {"shift": 1}, [ROWS[0] | {"weight": [1.0]}, ROWS[1]], "'weight' cannot follow"),
+        (padded, ["weight"], {}, ROWS, r"labels of shape \(2, 4\) need a shift: pass shift=1"),
+        (padded, ["waight"], {"shift": 1}, ROWS, r"got \['waight'\].*remove_unused_columns=False"),
+        (truncated, ["weight"], {"shift": 1}, ROWS, "'weight' cannot be aligned with the labels"),
+        (padded, ["weight"], {"shift": 1}, [ROWS[0] | {"weight": [1.0]}, ROWS[1]], "'weight' cannot be aligned"),
         (
             padded,
             ["weight"],
             {"shift": 1},
             [row | {"weight": weight} for row, weight in zip(ROWS, [1.0, [1.0], 1.0], strict=False)],
-            "one number a row or one for each",
+            "one number per sample or one per label",
         ),
     ],
 )
@@ -265,61 +260,40 @@ def test_extras_that_are_refused(collator, names, options, rows, message):
         with_extras(collator, names, **options)(rows)
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("wieght", r"got \['wieght'\], which are not among .*: did you mean 'weight'\? The Trainer keeps"),
+        ("score", r"got \['score'\].*'worth'\]: The Trainer keeps them only with"),
+    ],
+)
+def test_missing_extras_are_refused_with_a_suggestion(name, message):
+    with pytest.raises(ValueError, match=message):
+        with_extras(padded, [name], shift=1)(ROWS)
+
+
+def test_extras_that_are_not_numbers_are_refused():
+    with pytest.raises(TypeError, match="the extra 'kind' must be numbers, got a str, 'news'"):
+        with_extras(padded, ["kind"], shift=1)([row | {"kind": "news"} for row in ROWS])
+
+
 def test_names_are_a_list():
     with pytest.raises(TypeError, match="sequence, got 'weight'"):
         with_extras(padded, "weight")
 
 
-@pytest.mark.parametrize(
-    "wrap",
-    [
-        partial(with_extras, names=["worth"], shift=1),
-        partial(count_sequences, shift=1),
-        partial(count_pairs, shift=1),
-        mask_sequence_starts,
-    ],
-)
-def test_wrappers_are_picklable(wrap):
-    again = pickle.loads(pickle.dumps(wrap(packed)))
-    assert again == wrap(packed)
-    assert repr(again)
-
-
-def rows_as_they_are(rows):
-    return rows
-
-
-DECODER = SimpleNamespace(config=SimpleNamespace(decoder_start_token_id=0, pad_token_id=1))
-WRAPPERS = {
-    "count_pairs": partial(count_pairs, shift=1),
-    "count_sequences": partial(count_sequences, shift=1),
-    "replace_labels": partial(collators.replace_labels, replacements={255: N}),
-    "stack_pairs": partial(collators.stack_pairs, shift=1),
-    "teacher_inputs": partial(collators.teacher_inputs, shift=1),
-    "with_decoder_inputs": partial(collators.with_decoder_inputs, model=DECODER),
-    "with_extras": partial(with_extras, names=[], shift=1),
-}
-
-
-@pytest.mark.parametrize("name", collators.__all__)
-def test_a_collator_that_returns_no_dict_is_named(name):
-    wrapped = WRAPPERS.get(name, getattr(collators, name))(rows_as_they_are)
-    with pytest.raises(TypeError, match=r"must return a dict.*rows_as_they_are.* returned a list"):
-        wrapped([{"chosen": {}, "rejected": {}}])
-
-
-# --- counting sequences and pairs ------------------------------------------------------------------------------------
+# --- counting sequences -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("shift", "counted"), [(0, 3), (1, 2)])
-def test_one_zero_for_each_sequence_with_a_target(shift, counted):
+def test_one_count_per_sequence_with_a_predicted_label(shift, counted):
     rows = [{"labels": [5, 6]}, {"labels": [7, N]}, {"labels": [N, N]}, {"labels": [N, 8]}]
     batch = count_sequences(padded, shift=shift)(rows)
     assert batch["shift_labels"][batch["shift_labels"] != N].tolist() == [0] * counted
     assert not batch["labels"]["sequence_ids"].any()
 
 
-def test_packed_sequences_are_told_apart():
+def test_packed_sequences_are_numbered():
     batch = {
         "labels": torch.tensor([[N, 5, 6, N, 7, N, N, 8]]),
         "position_ids": torch.tensor([[0, 1, 2, 0, 1, 0, 1, 2]]),
@@ -329,16 +303,7 @@ def test_packed_sequences_are_told_apart():
     assert found["shift_labels"].tolist() == [[N, 0, N, N, 0, N, N, 0]]
 
 
-def test_pairs_with_two_targets_are_counted():
-    rows = [[5, 6], [5, 7], [5, N], [4, 6], [4, N], [4, 8]]
-    batch = count_pairs(padded, shift=1)([{"labels": row} for row in rows])
-    assert batch["shift_labels"].tolist() == [0, N, N, N, N, N]
-    assert batch["labels"]["pair_ids"].tolist() == [0, 1, 2, 0, 1, 2]
-    with pytest.raises(ValueError, match="3 rows are no pairs"):
-        count_pairs(padded, shift=1)([{"labels": row} for row in rows[:3]])
-
-
-def test_extras_and_units_in_either_order():
+def test_extras_and_sequences_in_either_order():
     rows = [{name: row[name] for name in ("labels", "weight")} for row in ROWS]
     one = with_extras(count_sequences(padded, shift=1), ["weight"])(rows)
     other = count_sequences(with_extras(padded, ["weight"], shift=1), shift=1)(rows)
@@ -374,7 +339,7 @@ def test_weights_inside_a_sequence():
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-14)
 
 
-def test_gradcheck_by_sequences():
+def test_the_mean_over_sequences_passes_gradcheck():
     logits = LOGITS.clone().requires_grad_()
     assert torch.autograd.gradcheck(lambda x: causal_lm_loss(x, marked(), normalize="sequences"), logits)
 
@@ -383,15 +348,15 @@ def test_gradcheck_by_sequences():
 @pytest.mark.parametrize(
     ("labels", "normalize", "message"),
     [
-        (LABELS, "sequences", r"carry no 'sequence_ids'.*count_sequences\(collator"),
-        (marked(wrap=count_pairs), "sequences", r"carry no 'sequence_ids'.*count_sequences"),
-        (marked(), "tokens", r"wrapped in count_sequences.*divides by labels.*normalize='sequences'"),
+        (LABELS, "sequences", r"have no 'sequence_ids'.*count_sequences\(collator"),
+        (marked(wrap=count_pairs), "sequences", r"have no 'sequence_ids'.*count_sequences"),
+        (marked(), "tokens", r"wrapped in count_sequences.*divides by tokens.*normalize='sequences'"),
         (marked(), "weights", "wrapped in count_sequences"),
         (marked(wrap=count_pairs), "tokens", "wrapped in count_pairs"),
-        (LABELS, "samples", "normalize must be 'tokens', 'sequences' or 'weights', not 'samples'"),
+        (LABELS, "samples", "normalize must be 'tokens', 'sequences' or 'weights', got 'samples'"),
     ],
 )
-def test_units_that_differ(loss, labels, normalize, message):
+def test_a_unit_that_differs_from_the_count_is_refused(loss, labels, normalize, message):
     with pytest.raises(ValueError, match=message):
         loss(LOGITS, labels, 2, normalize=normalize)
 
@@ -399,14 +364,14 @@ def test_units_that_differ(loss, labels, normalize, message):
 @pytest.mark.parametrize(
     ("sequence_ids", "message"),
     [
-        (torch.full_like(LABELS, LABELS.shape[1]), r"go from (\d) to \1 in rows of \1 labels.*from 0.*count_sequences"),
-        (torch.full_like(LABELS, -1), "go from -1 to -1"),
+        (torch.full_like(LABELS, LABELS.shape[1]), r"count_sequences.*from 0, below (\d), got \1 to \1"),
+        (torch.full_like(LABELS, -1), "got -1 to -1"),
         (LABELS[:, 0], "of the labels' shape"),
-        (torch.zeros(LABELS.shape), "integers of the labels' shape"),
+        (torch.zeros(LABELS.shape), "must hold integers of the labels' shape"),
     ],
 )
 def test_a_marker_made_by_hand_is_checked(sequence_ids, message):
-    """An id beyond its row would silently weigh a sequence of the next one."""
+    """An id beyond its row would silently change the weight of a sequence in the next row."""
     with pytest.raises(ValueError, match=message):
         causal_lm_loss(LOGITS, {"labels": LABELS, "sequence_ids": sequence_ids}, 2, normalize="sequences")
 
@@ -421,16 +386,8 @@ def test_a_marker_is_not_read_where_nothing_is_scored():
     )
 
 
-@pytest.mark.parametrize("pair_ids", [[0, 0, 1, 1], [0, 1, 1, 0], [0, 0, 0, 0], [0, 1], [0.0, 1.0, 0.0, 1.0]])
-def test_pairs_made_by_hand_are_halves(pair_ids):
-    logits, ids = torch.zeros(4, 3, 5), torch.ones(4, 3, dtype=torch.int64)
-    assert preference_loss(logits, {"labels": ids, "pair_ids": torch.tensor([7, 3, 7, 3])}, 2, objective=simpo) > 0
-    with pytest.raises(ValueError, match=r"pair_ids.*first half of 4 rows.*count_pairs"):
-        preference_loss(logits, {"labels": ids, "pair_ids": torch.tensor(pair_ids)}, 2, objective=simpo)
-
-
 def test_the_trainer_counts_sequences():
-    """Seven of eight have a target; a loss that divided its tokens by that would be many times too large."""
+    """Seven of eight have a predicted label. A sum over tokens divided by that would be many times too large."""
     case, spy = ADDITIVE["sequences"], LossSpy()
     tiny.trainer(case.model(), case.rows, spy, collator=case.collator).train()
     assert spy.counts == [7]
@@ -443,14 +400,14 @@ LISTS = [{name: row[name].tolist() for name in ("input_ids", "labels")} for row 
 
 
 def packed_without_mask(rows):
-    """Sequences one after the other, whose first labels the next sequence's start would be predicted as."""
+    """Broken: sequences one after the other, each of which predicts the first label of the next one."""
     batch = transformers.DataCollatorWithFlattening()(rows)
     return batch | {"labels": torch.cat([torch.tensor(row["labels"]) for row in rows])[None]}
 
 
 @pytest.mark.parametrize("normalize", ["tokens", "sequences"])
 @pytest.mark.parametrize("steps", [1, 4])
-def test_packed_is_padded(normalize, steps):
+def test_packed_sequences_give_the_gradient_of_padded_ones(normalize, steps):
     loss = partial(causal_lm_loss, normalize=normalize)
     unit = partial(count_sequences, shift=1) if normalize == "sequences" else lambda collator: collator
     rows = [{name: torch.tensor(value) for name, value in row.items()} for row in LISTS]
@@ -470,6 +427,6 @@ def masked(rows):
 
 
 @pytest.mark.parametrize("batch", [{}, {"position_ids": torch.zeros(3, 1, 4)}])
-def test_starts_need_positions(batch):
+def test_sequence_starts_need_position_ids(batch):
     with pytest.raises(ValueError, match=r"position_ids of the labels' shape \(1, 4\).*mask_first_label"):
         mask_sequence_starts(lambda rows: {"labels": LABELS[:1]} | batch)([])

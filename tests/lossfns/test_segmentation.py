@@ -1,6 +1,5 @@
-"""The loss of pixels against torch on interpolated logits, a loop over dice, and what it keeps in memory."""
+"""Segmentation: the loss against torch on interpolated logits and a loop for Dice, and what it keeps in memory."""
 
-import pickle
 from functools import partial
 
 import pytest
@@ -25,7 +24,7 @@ def batch(dtype=torch.float64, size=(7, 6), logits=(3, 4)):
     return x.to(dtype), labels
 
 
-def usual(x, labels, *, dice=0.0, weight=1.0):
+def reference(x, labels, *, dice=0.0, weight=1.0):
     up = F.interpolate(x, size=labels.shape[1:], mode="bilinear", align_corners=False)
     value = weight * F.cross_entropy(up, labels, ignore_index=N)
     if not dice:
@@ -47,7 +46,7 @@ def test_value_and_gradient(name, size):
     loss, options = SUMS[name]
     x, labels = batch(size=size)
     leaves = [x.clone().requires_grad_() for _ in range(2)]
-    found, expected = loss({"logits": leaves[0]}, labels), usual(leaves[1], labels, **options)
+    found, expected = loss({"logits": leaves[0]}, labels), reference(leaves[1], labels, **options)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-13)
     found.backward()
     expected.backward()
@@ -55,12 +54,11 @@ def test_value_and_gradient(name, size):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_no_worse_than_usual(dtype):
-    """float16 too: its gradient passes GradScaler's factor before it is rounded."""
+def test_no_less_precise_than_torch(dtype):
     x, labels = batch(dtype)
     found = segmentation_loss(x, labels, dice=0.7)
     assert found.dtype == torch.float32
-    oracle.assert_no_worse(found, usual(x.float(), labels, dice=0.7), usual(x.double(), labels, dice=0.7))
+    oracle.assert_no_worse(found, reference(x.float(), labels, dice=0.7), reference(x.double(), labels, dice=0.7))
 
 
 @pytest.mark.parametrize("name", SUMS)
@@ -69,8 +67,8 @@ def test_gradcheck(name):
     assert torch.autograd.gradcheck(lambda x: SUMS[name][0](x, labels), x.requires_grad_())
 
 
-def test_a_worked_dice():
-    """Two pixels of class 0 and one of class 1, even chances: 2 * 1 / (2 + 1.5) and 2 * 0.5 / (1 + 1.5)."""
+def test_dice_by_hand():
+    """Two pixels of class 0 and one of class 1, equal probabilities: 2 * 1 / (2 + 1.5) and 2 * 0.5 / (1 + 1.5)."""
     labels = torch.tensor([[[0, 0], [1, N]]])
     found = segmentation_loss(torch.zeros(1, 2, 2, 2, dtype=torch.float64), labels, term=None, dice=1.0)
     assert found.item() == pytest.approx(1 - (2 / 3.5 + 1 / 2.5) / 2, rel=1e-14)
@@ -83,33 +81,20 @@ def test_a_perfect_map_costs_nothing():
 
 
 @pytest.mark.parametrize("name", SUMS)
-@pytest.mark.parametrize("count", [None, 0, 9, torch.tensor([[0], [0]])], ids=str)
-def test_no_label_at_all(name, count):
-    x, labels = batch()
-    leaf = x.requires_grad_()
-    value = SUMS[name][0](leaf.clone(), torch.full_like(labels, N), count)
-    value *= 1
-    value.backward()
-    assert value.item() == 0.0
-    assert not leaf.grad.any()
-
-
-@pytest.mark.parametrize("name", SUMS)
-def test_images_add_up(name):
-    """In micro-batches as at once: an image counts by its labelled pixels."""
+def test_micro_batches_add_up(name):
     x, labels = batch()
     count = int((labels != N).sum())
     parts = [SUMS[name][0](x[rows], labels[rows], torch.tensor(count)) for rows in ([0], [1, 2], [3])]
     torch.testing.assert_close(sum(parts), SUMS[name][0](x, labels), rtol=0, atol=1e-14)
 
 
-def test_a_mean_over_images_would_not_add_up():
+def test_a_mean_over_images_does_not_add_up():
     x, labels = batch()
     mean = [segmentation_loss(x[[row]], labels[[row]], dice=1.0) for row in (0, 1, 3)]
     assert abs(sum(mean) / 3 - segmentation_loss(x, labels, dice=1.0)) > 1e-3
 
 
-def test_terms_and_weights_of_classes():
+def test_other_terms_and_class_weights():
     x, labels = batch()
     up = F.interpolate(x, size=labels.shape[1:], mode="bilinear", align_corners=False)
     weight = torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64)
@@ -121,8 +106,8 @@ def test_terms_and_weights_of_classes():
     torch.testing.assert_close(segmentation_loss(x, labels, term=focal), hard, rtol=0, atol=1e-13)
 
 
-def test_large_logits_never_exist_together(monkeypatch):
-    """What the graph keeps is as large as the logits; interpolated, they are 256 times that."""
+def test_interpolated_logits_are_never_in_memory_together(monkeypatch):
+    """The graph keeps tensors of the size of the logits. Interpolated, they are 256 times as large."""
     x, labels = batch(torch.float32, size=(64, 64), logits=(4, 4))
     sizes, saved = [], []
     interpolate = F.interpolate
@@ -135,24 +120,19 @@ def test_large_logits_never_exist_together(monkeypatch):
     assert {shape[0] for shape in sizes} == {1}
     assert max(saved) <= x.numel()
     value.backward()
-    assert len(sizes) == 8, "once an image in forward, and again in backward"
+    assert len(sizes) == 8, "once per image in forward, and again in backward"
 
 
 @pytest.mark.parametrize(
     ("x", "labels", "options", "message"),
     [
         (torch.zeros(2, 3, 4, 4), torch.zeros(2, 4, 4).long(), {"term": None}, "nothing to minimise"),
-        (torch.zeros(2, 3, 4, 4), torch.zeros(2, 3, 8).long(), {}, "finer than labels"),
-        (torch.zeros(2, 3, 4, 4), torch.zeros(3, 4, 4).long(), {}, "do not fit"),
-        (torch.zeros(2, 3, 4), torch.zeros(2, 4).long(), {}, "do not fit"),
+        (torch.zeros(2, 3, 4, 4), torch.zeros(2, 3, 8).long(), {}, "must not have a higher resolution than labels"),
+        (torch.zeros(2, 3, 4, 4), torch.zeros(3, 4, 4).long(), {}, r"expected logits \(batch, classes, height"),
+        (torch.zeros(2, 3, 4), torch.zeros(2, 4).long(), {}, r"expected logits.*got \(2, 3, 4\) and \(2, 4\)"),
         (torch.zeros(2, 3, 4, 4), torch.full((2, 4, 4), 255), {}, r"label 255 is out of range.*replace_labels"),
     ],
 )
-def test_what_is_refused(x, labels, options, message):
+def test_inputs_that_are_refused(x, labels, options, message):
     with pytest.raises(ValueError, match=message):
         segmentation_loss({"logits": x}, labels, **options)
-
-
-def test_it_is_picklable():
-    again = pickle.loads(pickle.dumps(partial(segmentation_loss, dice=0.5)))
-    assert again(*batch()) == segmentation_loss(*batch(), dice=0.5)

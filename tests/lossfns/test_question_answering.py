@@ -1,14 +1,10 @@
-"""The loss of question answering against torch and the model's own, and how its labels are packed."""
-
-import pickle
-from functools import partial
+"""Question answering: the loss against torch, and its count in the Trainer."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from lossfns import focal, question_answering_loss, token_weighted
-from lossfns.collators.labels import pack_spans
 from lossfns.terms import cross_entropy
 from tests import oracle, tiny
 from tests.contract.probes import LossSpy
@@ -23,10 +19,10 @@ START, END = normal(4, 6), normal(4, 6, seed=1)
 SPANS = torch.tensor([[1, 3], [0, 0], [N, 5], [N, N]])
 
 
-def usual(start, end, spans=SPANS):
-    """Five positions count."""
-    costs = [F.cross_entropy(x, y, reduction="sum", ignore_index=N) for x, y in zip((start, end), spans.T, strict=True)]
-    return sum(costs) / (spans != N).sum()
+def reference(start, end, spans=SPANS):
+    """The mean over the five positions that count."""
+    sums = [F.cross_entropy(x, y, reduction="sum", ignore_index=N) for x, y in zip((start, end), spans.T, strict=True)]
+    return sum(sums) / (spans != N).sum()
 
 
 @pytest.mark.parametrize("form", ["by name", "a tuple"])
@@ -35,24 +31,18 @@ def test_value_and_gradient(form):
     start, end = leaves[0]
     outputs = (start, end, torch.zeros(4)) if form == "a tuple" else {"start_logits": start, "end_logits": end}
     question_answering_loss(outputs, SPANS).backward()
-    usual(*leaves[1]).backward()
-    torch.testing.assert_close(question_answering_loss(outputs, SPANS), usual(*leaves[1]), rtol=0, atol=1e-14)
+    reference(*leaves[1]).backward()
+    torch.testing.assert_close(question_answering_loss(outputs, SPANS), reference(*leaves[1]), rtol=0, atol=1e-14)
     for found, expected in zip(*leaves, strict=True):
         torch.testing.assert_close(found.grad, expected.grad, rtol=0, atol=1e-14)
 
 
-@pytest.mark.parametrize("count", [5, torch.tensor(5.0), torch.tensor([[3], [2]])], ids=str)
-def test_counts(count):
-    found = question_answering_loss((START, END), SPANS, count)
-    torch.testing.assert_close(found, usual(START, END), rtol=0, atol=1e-14)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_no_worse_than_usual(dtype):
+def test_no_less_precise_than_torch(dtype):
     start, end = normal(4, 6, dtype=dtype), normal(4, 6, dtype=dtype, seed=1)
     found = question_answering_loss((start, end), SPANS)
     assert found.dtype == torch.float32
-    oracle.assert_no_worse(found, usual(start.float(), end.float()), usual(start.double(), end.double()))
+    oracle.assert_no_worse(found, reference(start.float(), end.float()), reference(start.double(), end.double()))
 
 
 def test_gradcheck():
@@ -60,16 +50,7 @@ def test_gradcheck():
     assert torch.autograd.gradcheck(lambda *ends: question_answering_loss(ends, SPANS, term=focal), ends)
 
 
-def test_no_answer_inside_any_window():
-    start = START.clone().requires_grad_()
-    value = question_answering_loss((start, END), torch.full_like(SPANS, N), 7)
-    value *= 1
-    value.backward()
-    assert value.item() == 0.0
-    assert not start.grad.any()
-
-
-def test_a_weight_a_question():
+def test_one_weight_per_question():
     weights = torch.tensor([2.0, 0.5, 1.0, 9.0], dtype=torch.float64)
     labels = {"labels": SPANS, "token_weights": weights}
     found = question_answering_loss((START, END), labels, term=token_weighted(cross_entropy))
@@ -81,38 +62,15 @@ def test_a_weight_a_question():
     ("outputs", "labels", "message"),
     [
         ({"logits": START}, SPANS, r"start_logits and end_logits.*got \['logits'\]"),
-        ((START, END[:, :5]), SPANS, "do not fit"),
+        ((START, END[:, :5]), SPANS, r"got logits \(4, 6\) and \(4, 5\)"),
         ((START, END), SPANS[:, :1], "pack_spans"),
         ((START, END), torch.full((4, 2), 6), "label 6 is out of range"),
         ((START, END), None, r"pack_spans\(collator\), with label_names"),
     ],
 )
-def test_what_is_refused(outputs, labels, message):
+def test_inputs_that_are_refused(outputs, labels, message):
     with pytest.raises(ValueError, match=message):
         question_answering_loss(outputs, labels)
-
-
-# --- the collator ----------------------------------------------------------------------------------------------------
-
-
-def test_positions_outside_the_window():
-    rows = [
-        {
-            "input_ids": torch.tensor([5, 6, 7]),
-            "start_positions": torch.tensor(start),
-            "end_positions": torch.tensor(end),
-        }
-        for start, end in ((0, 2), (1, 3), (-1, 9))
-    ]
-    batch = pack_spans(tiny.pad)(rows)
-    assert batch["labels"].tolist() == [[0, 2], [1, N], [N, N]]
-    assert batch.keys() == {"input_ids", "labels"}
-    assert pickle.loads(pickle.dumps(pack_spans(tiny.pad))) == pack_spans(tiny.pad)
-
-
-def test_no_positions():
-    with pytest.raises(ValueError, match="start_positions and end_positions"):
-        pack_spans(tiny.pad)([{"input_ids": torch.tensor([5, 6])}])
 
 
 # --- in the Trainer --------------------------------------------------------------------------------------------------
@@ -125,21 +83,16 @@ def test_the_trainer_counts_positions():
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_an_evaluation_needs_the_name_of_the_labels(named):
+def test_evaluation_needs_label_names(named):
     case = CASES["answers"]
     made = trainer(case if named else case._replace(arguments={}))
     assert ("eval_loss" in made.evaluate()) == named
 
 
-def test_a_mean_is_wrong_under_accumulation():
-    """What a user would write first: four times the gradient."""
+def test_a_mean_per_call_is_wrong_under_accumulation():
+    """The first attempt of many users gives four times the gradient."""
     case = CASES["answers"]
     broken = case._replace(loss=lambda outputs, labels, num_items_in_batch: question_answering_loss(outputs, labels))
     small = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
     right, wrong = (tiny.gradient_of(trainer(one, **small)) for one in (case, broken))
     torch.testing.assert_close(wrong, 4 * right, rtol=0, atol=1e-10)
-
-
-def test_it_is_picklable():
-    again = pickle.loads(pickle.dumps(partial(question_answering_loss, term=focal)))
-    assert again((START, END), SPANS) == question_answering_loss((START, END), SPANS, term=focal)
