@@ -11,7 +11,7 @@ from lossfns._core.hidden import HiddenStates
 from lossfns._core.normalization import accumulator_dtype
 from lossfns._core.rows import compute_dtype
 
-from ._reduce import Labels, Logits, label_ids, pair
+from ._core import Labels, Logits, label_ids, pair
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ from lossfns._core.hidden import HiddenStates
 from lossfns._core.sources import open_source
 from lossfns.preference import pair_rows, pair_statistics, score_pairs
 
-from ._reduce import Labels, Logits, Reducer, label_ids
+from ._core import Labels, Logits, Reducer, label_ids
 
 SIDES = ("chosen", "rejected")
 

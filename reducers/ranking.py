@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from lossfns._core.alignment import Selector
-from lossfns._core.checks import IGNORED, items, whole
+from lossfns._core.checks import IGNORED, check_logits, function, items, whole
 from lossfns._core.hidden import HiddenStates
 from lossfns._core.rows import compute_dtype
 
-from ._reduce import Labels, Logits, pair
+from ._core import Labels, Logits, pair
 
 
 @torch.no_grad()
@@ -106,3 +108,37 @@ def answer_logits(
     best[there] = found.argmax(-1).int().masked_fill(found.isnan().any(-1), IGNORED)
     truth[there] = match.int().argmax(1).int().where(match.any(1), IGNORED)
     return {"probabilities": probabilities, "ids": best, "answers": truth}
+
+
+@torch.no_grad()
+def embeddings(logits: Logits, labels: Labels, *, select: Callable[[Any], Any], unit_length: bool = True) -> Any:
+    """Vectors that a model returns, one or several a sample, for retrieval over the whole evaluation set.
+
+    Args:
+        logits: what the Trainer hands over.
+        labels: not read.
+        select: picks `(B, D)` tensors, one or a dict of them, as `lambda outputs: {"queries": outputs[0], ...}`.
+        unit_length: scale each vector to length 1, so that products are cosines.
+
+    Returns:
+        What `select` picked, float32 (float64 for float64 vectors).
+
+    Raises:
+        ValueError: not one vector a sample.
+        TypeError: not floating tensors.
+
+    Example:
+        >>> embeddings((torch.tensor([[3.0, 4.0]]),), None, select=lambda outputs: outputs[0])
+        tensor([[0.6000, 0.8000]])
+    """
+    found = function(select, "select")(logits)
+    if isinstance(found, dict):
+        return {name: _vectors(value, unit_length) for name, value in found.items()}
+    return _vectors(found, unit_length)
+
+
+def _vectors(vectors: Tensor, unit_length: bool) -> Tensor:
+    if check_logits(vectors).ndim != 2:
+        raise ValueError(f"one vector a sample is (batch, size); got {tuple(vectors.shape)}. Pool tokens in select=")
+    vectors = vectors.to(compute_dtype(vectors.dtype))
+    return F.normalize(vectors, dim=-1) if unit_length else vectors

@@ -13,7 +13,7 @@ from lossfns._core.columns import fields_of, item_columns
 from lossfns._core.hidden import HiddenStates
 from lossfns._core.normalization import accumulator_dtype
 
-from ._reduce import Labels, Logits, pair
+from ._core import Labels, Logits, pair
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ from lossfns._core.alignment import Selector
 from lossfns._core.checks import IGNORED, whole
 from lossfns._core.hidden import HiddenStates
 
-from ._reduce import Labels, Logits, pair
+from ._core import Labels, Logits, pair
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from lossfns._core.signature import check_options
 
-from ._reduce import Labels, Logits, Reduced, Reducer, batch_rows, check_rows
+from ._core import Labels, Logits, Reduced, Reducer, batch_rows, check_rows
 
 
 @dataclass(frozen=True, repr=False)

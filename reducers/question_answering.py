@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from lossfns._core.checks import IGNORED, check_logits, whole
 from lossfns._core.rows import compute_dtype
 
-from ._reduce import Labels, Logits
+from ._core import Labels, Logits
 
 
 @torch.no_grad()
