@@ -1,4 +1,4 @@
-"""Reducers for the stock Trainer's `preprocess_logits_for_metrics`: logits in, a few numbers a sample or token out."""
+"""Reducers for the stock Trainer's `preprocess_logits_for_metrics`: a few numbers per sample or token."""
 
 from .calibration import calibration_bins
 from .classification import confusion_counts, ordinal_ids, probabilities
@@ -9,7 +9,7 @@ from .ranking import answer_logits, embeddings, label_rank
 from .segmentation import segmentation_counts
 from .speech import ctc_greedy
 from .sums import sample_sums
-from .text import generated, text_lengths, token_bytes
+from .text import generated_ids, text_lengths, token_bytes
 from .tokens import argmax, token_log_probs, top_k
 
 __all__ = [
@@ -20,7 +20,7 @@ __all__ = [
     "confusion_counts",
     "ctc_greedy",
     "embeddings",
-    "generated",
+    "generated_ids",
     "label_rank",
     "ordinal_ids",
     "pair_margins",

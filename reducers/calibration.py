@@ -1,4 +1,4 @@
-"""Confidence and accuracy of predictions, by bins."""
+"""Confidence and accuracy of predictions, in bins of confidence."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from lossfns._core.alignment import Selector
 from lossfns._core.checks import whole
-from lossfns._core.hidden import HiddenStates
 from lossfns._core.normalization import accumulator_dtype
 
-from ._core import Labels, Logits, pair
+from ._core import Hidden, Labels, Logits, Select, pair
 
 
 @torch.no_grad()
@@ -22,45 +20,49 @@ def calibration_bins(
     *,
     shift: int | None = None,
     bins: int = 15,
-    select: Selector | None = None,
-    source: HiddenStates | None = None,
+    select: Select = None,
+    source: Hidden = None,
 ) -> dict[str, Tensor]:
-    """How sure the predictions are and how often right, by bins of confidence, for a reliability diagram of any size.
+    """Return, per bin of confidence, the number of labels and the sums of confidence and of correct predictions.
+
+        confidence = max_v p(v)      bin = ceil(confidence * bins)
+
+    The calibration error and a reliability diagram follow from these sums, for evaluation sets of any size.
 
     Args:
-        logits: `(B, L, V)`, or `(B, V)`, or the tuple the Trainer hands over.
-        labels: `(B, S)` or `(B,)` ids, -100 where nothing is scored, or a dict with `labels`.
-        shift: 1 for causal models, 0 for all others; no default for `(B, L, V)` logits.
-        bins: of equal width over (0, 1]; a bin has its upper edge.
-        select: a function that picks the logits.
-        source: `hidden_states(model)`: read hidden states and head, the logits never exist.
+        logits: `(B, L, V)` or `(B, V)` float, or the tuple or dict that the Trainer passes.
+        labels: `(B, S)` or `(B,)` integer ids, or a dict with `labels`; -100 is not scored.
+        shift: 1 for causal models, 0 for all others; required for `(B, L, V)` logits.
+        bins: number of bins of equal width over (0, 1], each including its upper edge.
+        select: a function of the model's outputs that returns the logits.
+        source: `hidden_states(model)`, to read hidden states and the head instead of logits.
 
     Returns:
-        `(B, bins)` float64 (float32 where the device has none) sums over the labels of each sample:
+        `(B, bins)` float64 tensors (float32 on devices without float64), sums over the scored labels of each sample:
         `bin_labels`, `bin_confidence` (probability of the predicted class) and `bin_correct`.
 
     Raises:
-        ValueError: no labels, no shift, no bins, logits that do not fit the labels, a label out of range.
-        TypeError: ids where logits are expected.
+        ValueError: labels or `shift` are missing, `bins` is below 1, the logits do not fit the labels, or a label is
+            out of range.
+        TypeError: token ids are passed as logits.
 
-    Source:
-        Guo, Pleiss, Sun, Weinberger: On Calibration of Modern Neural Networks (2017), section 2.
+    References:
+        Guo, Pleiss, Sun, Weinberger, "On Calibration of Modern Neural Networks", 2017, section 2,
+        https://arxiv.org/abs/1706.04599
 
     Example:
         >>> calibration_bins(torch.tensor([[0.0, 0.0]]), torch.tensor([1]), bins=2)["bin_confidence"]
         tensor([[0.5000, 0.0000]], dtype=torch.float64)
     """
     if whole(bins, "bins") < 1:
-        raise ValueError(f"bins must be at least 1, got {bins}")
+        raise ValueError(f"bins must be >= 1, got {bins}")
     opened, pairs = pair(logits, labels, shift, select, source, scorer="calibration_bins")
     predicted = opened.statistics(pairs.rows, ("top_id",))["top_id"].long()
     best = opened.statistics(replace(pairs.rows, targets=predicted.clamp(min=0)), ("log_prob",))["log_prob"]
     dtype = accumulator_dtype(best.device)
     confidence = best.to(dtype).exp()
-    place = (confidence * bins).ceil().long().clamp(1, bins) - 1
-    right = (predicted == pairs.rows.classes).to(dtype)
-    values = {"bin_labels": torch.ones_like(confidence), "bin_confidence": confidence, "bin_correct": right}
+    cells = pairs.samples * bins + (confidence * bins).ceil().long().clamp(1, bins) - 1
+    correct = (predicted == pairs.rows.classes).to(dtype)
+    values = {"bin_labels": torch.ones_like(confidence), "bin_confidence": confidence, "bin_correct": correct}
     empty = confidence.new_zeros(pairs.shape[0] * bins)
-    return {
-        name: empty.index_add(0, pairs.samples * bins + place, value).view(-1, bins) for name, value in values.items()
-    }
+    return {name: empty.index_add(0, cells, value).view(-1, bins) for name, value in values.items()}

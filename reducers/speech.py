@@ -7,32 +7,36 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from lossfns._core.alignment import Selector, select_logits
+from lossfns._core.alignment import select_logits
 from lossfns._core.checks import IGNORED, whole
 from lossfns.speech import whole_lengths
 
-from ._core import Labels, Logits
+from ._core import Labels, Logits, Select
 
 
 @torch.no_grad()
-def ctc_greedy(logits: Logits, labels: Labels, *, blank: int = 0, select: Selector | None = None) -> dict[str, Tensor]:
-    """Best path of a speech model: the largest logit of each frame, repetitions merged, blanks removed.
+def ctc_greedy(logits: Logits, labels: Labels, *, blank: int = 0, select: Select = None) -> dict[str, Tensor]:
+    """Return the best path of a CTC model: the largest logit of each frame, repetitions merged, blanks removed.
+
+        ids = remove_blanks(merge_repetitions(argmax(logits)))
 
     Args:
-        logits: `(B, T, V)` of frames, or the tuple the Trainer hands over.
-        labels: not read; a dict may have `input_lengths`, frames of each row, beyond which nothing is read.
-        blank: id of the blank, the pad token of Wav2Vec2 and its relatives.
-        select: a function that picks the logits.
+        logits: `(B, T, V)` float, T frames, or the tuple or dict that the Trainer passes.
+        labels: only `input_lengths` of a dict is used: `(B,)` integers, the number of frames of each row that are read.
+        blank: id of the blank, which is the pad token of Wav2Vec2 and similar models.
+        select: a function of the model's outputs that returns the logits.
 
     Returns:
-        `generated`: `(B, T)` int64, the ids at the left, -100 behind them.
+        `generated`: `(B, T)` int64, the ids first, then -100.
 
     Raises:
-        ValueError: logits of another shape, a blank outside the vocabulary, lengths that are not one a row.
-        TypeError: no logits, or lengths that are not integers.
+        ValueError: the logits have another shape, `blank` is outside the vocabulary, or `input_lengths` does not have
+            one number per row.
+        TypeError: token ids are passed as logits, or `input_lengths` are not integers.
 
-    Source:
-        Graves, Fernandez, Gomez, Schmidhuber: Connectionist Temporal Classification (2006), section 3.2.
+    References:
+        Graves, Fernandez, Gomez, Schmidhuber, "Connectionist Temporal Classification: Labelling Unsegmented Sequence
+        Data with Recurrent Neural Networks", 2006, section 3.2, https://doi.org/10.1145/1143844.1143891
 
     Example:
         >>> ctc_greedy(torch.eye(3)[[0, 2, 2, 0, 2]][None], None)["generated"]
@@ -41,17 +45,18 @@ def ctc_greedy(logits: Logits, labels: Labels, *, blank: int = 0, select: Select
     found = select_logits(logits, None, select)
     if found.ndim != 3 or not 0 <= whole(blank, "blank") < found.shape[-1]:
         raise ValueError(
-            f"logits are (batch, frames, vocabulary) and blank={blank} one of it; got {tuple(found.shape)}"
+            "expected logits (batch, frames, vocabulary) and a blank id in the vocabulary, got logits "
+            f"{tuple(found.shape)} and blank={blank}"
         )
     best = found.argmax(-1)
     kept = best != blank
     kept[:, 1:] &= best[:, 1:] != best[:, :-1]
-    # Frames that were added across ranks hold nothing but -100.
+    # Frames that the Trainer adds to pad across ranks hold only -100.
     kept &= ~(found == IGNORED).all(-1)
     if isinstance(labels, Mapping) and "input_lengths" in labels:
         lengths = whole_lengths(labels["input_lengths"]).to(best.device)
         if lengths.shape != best.shape[:1]:
-            raise ValueError(f"input_lengths must be one a row, ({len(best)},), got {tuple(lengths.shape)}")
+            raise ValueError(f"input_lengths must have one number per row, ({len(best)},), got {tuple(lengths.shape)}")
         kept &= torch.arange(best.shape[1], device=best.device) < lengths[:, None]
     order = (~kept).int().argsort(dim=1, stable=True)
     return {"generated": best.gather(1, order).where(kept.gather(1, order), IGNORED)}

@@ -15,14 +15,7 @@ from metrics._evaluation import mapped
 from reducers import argmax, combine, confusion_counts, ordinal_ids, probabilities
 from tests import tiny
 
-N = -100
-
-
-def normal(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    return (2 * torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))).to(dtype)
-
-
-# --- probabilities ---------------------------------------------------------------------------------------------------
+from .inputs import N, normal
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
@@ -50,12 +43,9 @@ def test_probabilities_with_any_labels(labels):
 
 
 def test_a_single_logit_has_no_softmax():
-    with pytest.raises(ValueError, match="always 1; say multi_label=True"):
+    with pytest.raises(ValueError, match="always 1; pass multi_label=True"):
         probabilities(normal(4, 1), None)
     assert probabilities(torch.zeros(4, 1), None, multi_label=True)["probabilities"].eq(0.5).all()
-
-
-# --- ordered classes -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("conditional", [False, True])
@@ -73,9 +63,6 @@ def test_ordinal_ids_count_the_thresholds_below(conditional):
     assert found.tolist() == expected
     assert found.dtype == torch.int32
     assert (ordinal_ids(logits, None) != ordinal_ids(logits, None, conditional=True)).any()
-
-
-# --- confusion -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -102,14 +89,14 @@ def test_confusion_of_samples():
     assert found.sum(1).tolist() == known.long().tolist()
 
 
-def test_confusion_of_shifted_and_equal_logits():
+def test_confusion_of_shifted_and_tied_logits():
     logits = torch.zeros(1, 3, 2)
     found = confusion_counts(logits, torch.tensor([[1, 1, 0]]), shift=1)["confusion"]
-    assert found.tolist() == [[1, 0, 1, 0]]  # the first label is predicted by nothing, equal logits by the smaller id
+    assert found.tolist() == [[1, 0, 1, 0]]  # the first label has no logit; ties predict the smaller id
 
 
-def test_nothing_is_counted_of_a_model_that_has_diverged():
-    """Only where labels count: what stands at others may be anything."""
+def test_samples_with_nan_at_a_label_are_not_counted():
+    """NaN at positions without a label has no effect."""
     logits, labels = normal(3, 4, 3), torch.tensor([[0, 0, N, 1], [0, N, 0, 0], [2, 1, 0, 0]])
     expected = confusion_counts(logits, labels, shift=0)["confusion"]
     logits[0, 2], logits[1, 3, 1] = torch.nan, torch.nan
@@ -121,8 +108,8 @@ def test_nothing_is_counted_of_a_model_that_has_diverged():
 @pytest.mark.parametrize(
     "reducer", [partial(argmax, shift=0), partial(confusion_counts, shift=0)], ids=["ids", "counts"]
 )
-def test_a_model_that_has_diverged_has_no_scores(reducer):
-    """Class 0 is the background of many a task: a checkpoint of NaN would be the best one."""
+def test_metrics_reject_predictions_from_nan_logits(reducer):
+    """If NaN counted as class 0, the background of many tasks, a diverged checkpoint could be the best one."""
     labels = torch.zeros(2, 3, dtype=torch.long)
     reduced = reducer(torch.full((2, 3, 4), torch.nan), labels)
     predictions = mapped(torch.Tensor.numpy, reduced)
@@ -130,8 +117,8 @@ def test_a_model_that_has_diverged_has_no_scores(reducer):
         classification(4)(SimpleNamespace(predictions=predictions, label_ids=labels.numpy()))
 
 
-def test_masking_by_predictions_is_found():
-    """What labels decide: padding comes as rows of -100 logits, whose largest is class 0."""
+def test_labels_decide_what_is_counted():
+    """Padding arrives as rows of -100 logits, for which class 0 is predicted."""
     logits, labels = torch.full((1, 2, 2), -100.0), torch.tensor([[N, N]])
     assert not confusion_counts(logits, labels, shift=0)["confusion"].any()
     assert (argmax(logits, labels, shift=0) != N).all()
@@ -154,11 +141,8 @@ def test_bad_input(call, error, message):
         call()
 
 
-# --- in the stock Trainer --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("batch", [1, 3, 8])
-def test_every_sample_arrives(batch):
+def test_every_sample_reaches_the_metric_of_a_trainer(batch):
     rows = tiny.token_rows(8)
     reducer = combine(ids=partial(argmax, shift=0), counts=partial(confusion_counts, shift=0))
     trainer = tiny.trainer(
@@ -177,7 +161,7 @@ def test_every_sample_arrives(batch):
 
 
 @pytest.mark.parametrize("multi_label", [False, True])
-def test_probabilities_arrive_for_soft_and_several_labels(multi_label):
+def test_probabilities_of_soft_and_multi_labels_in_a_trainer(multi_label):
     labels = torch.eye(3, dtype=torch.float64).repeat(3, 1)[:8]
     images = tiny.image_rows(8)
     rows = [row | {"labels": label} for row, label in zip(images, labels, strict=True)]

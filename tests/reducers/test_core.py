@@ -1,4 +1,4 @@
-"""What all reducers share: forms of logits and labels, padding, pickling, errors."""
+"""What all reducers share: forms of logits and labels, hidden states, padding, pickling and errors."""
 
 import pickle
 from functools import partial
@@ -6,78 +6,89 @@ from functools import partial
 import pytest
 import torch
 
+from lossfns import hidden_states
 from reducers import (
     answer_logits,
     argmax,
     calibration_bins,
+    confusion_counts,
     label_rank,
     sample_sums,
-    text_lengths,
     token_log_probs,
     top_k,
 )
+from tests import tiny
 
-from .inputs import LABELS as FEW
-from .inputs import N
-from .inputs import normal as normal64
-from .test_tokens import LABELS, B, S, V, normal, tied
+from .inputs import LABELS, B, N, S, V, normal, tied
 
 REDUCERS = {
     "argmax": argmax,
     "top_k": partial(top_k, k=2),
     "token_log_probs": token_log_probs,
     "sample_sums": partial(sample_sums, top_k=(1, 2), entropy=True),
+    "label_rank": label_rank,
+    "calibration_bins": calibration_bins,
+    "confusion_counts": confusion_counts,
+    "answer_logits": partial(answer_logits, token_ids=[9, 4]),
 }
 every = pytest.mark.parametrize("reducer", REDUCERS.values(), ids=REDUCERS)
+LOGITS = normal(B, S, V, dtype=torch.float32)
 
 
-def as_list(reduced):
-    return {name: value.tolist() for name, value in reduced.items()} if isinstance(reduced, dict) else reduced.tolist()
+def named(reduced):
+    return reduced if isinstance(reduced, dict) else {"": reduced}
 
 
-def inputs(logits):
-    """What the Trainer hands over for models of several kinds."""
-    return {
-        "bare": logits,
-        "tuple": (logits, torch.randn(B, S, 4)),
-        "list": [logits],
-        "Mixtral: a 0-d loss, then gates": (torch.tensor(0.1), logits, (torch.randn(B * S, 4), torch.randn(B * S, 4))),
-        "T5: logits, then the encoder": (logits, torch.randn(B, S + 3, 8)),
-        "a cache first": ((torch.randn(B, 2, S, 4), torch.randn(B, 2, S, 4)), logits),
-        "dict": {"aux_loss": torch.tensor(0.1), "logits": logits},
-    }
+def assert_equal(found, expected):
+    torch.testing.assert_close(named(found), named(expected), rtol=0, atol=0)
+
+
+FORMS = {
+    "bare": LOGITS,
+    "tuple": (LOGITS, torch.randn(B, S, 4)),
+    "list": [LOGITS],
+    "Mixtral: a 0-d loss, then gates": (torch.tensor(0.1), LOGITS, (torch.randn(B * S, 4), torch.randn(B * S, 4))),
+    "T5: logits, then the encoder": (LOGITS, torch.randn(B, S + 3, 8)),
+    "a cache first": ((torch.randn(B, 2, S, 4), torch.randn(B, 2, S, 4)), LOGITS),
+    "dict": {"aux_loss": torch.tensor(0.1), "logits": LOGITS},
+}
 
 
 @every
-@pytest.mark.parametrize("form", inputs(normal(B, S, V)))
+@pytest.mark.parametrize("logits", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("labels", [LABELS, {"labels": LABELS, "token_weights": torch.ones(B, S)}], ids=["ids", "dict"])
-def test_every_form_of_logits_and_labels(reducer, form, labels):
-    logits = normal(B, S, V)
-    assert as_list(reducer(inputs(logits)[form], labels, shift=1)) == as_list(reducer(logits, LABELS, shift=1))
+def test_every_form_of_logits_and_labels(reducer, logits, labels):
+    assert_equal(reducer(logits, labels, shift=1), reducer(LOGITS, LABELS, shift=1))
 
 
 @every
-def test_the_choice_can_be_made_by_hand(reducer):
-    first, second = normal(B, S, V), tied(B, S, V)
-    found = reducer((first, second), LABELS, shift=1, select=lambda logits: logits[1])
-    assert as_list(found) == as_list(reducer(second, LABELS, shift=1))
+def test_select_overrides_the_choice_of_logits(reducer):
+    found = reducer((LOGITS, tied(B, S, V)), LABELS, shift=1, select=lambda outputs: outputs[1])
+    assert_equal(found, reducer(tied(B, S, V), LABELS, shift=1))
 
 
 @every
-def test_a_shift_must_be_said(reducer):
-    with pytest.raises(ValueError, match=r"shape \(3, 6, 13\) need a shift: say shift=1 \(causal.*shift=0 \(masked"):
-        reducer(normal(B, S, V), LABELS)
+def test_hidden_states_give_the_same_as_logits(reducer):
+    model = tiny.model("llama").eval()
+    ids = torch.arange(4, 16).view(2, 6)
+    labels = ids.clone()
+    labels[0, :3] = N
+    with torch.no_grad():
+        expected = reducer(model(input_ids=ids).logits, labels, shift=1)
+        with hidden_states(model) as source:
+            found = reducer(model(input_ids=ids).logits, labels, shift=1, source=source)
+    torch.testing.assert_close(named(found), named(expected), rtol=1e-5, atol=0)
 
 
 @every
 @pytest.mark.parametrize("train", [False, True])
-def test_inputs_are_left_alone_and_nothing_keeps_a_graph(reducer, train):
-    logits, labels = normal(B, S, V, dtype=torch.bfloat16).requires_grad_(train), LABELS.clone()
+def test_inputs_are_left_alone_and_no_graph_is_kept(reducer, train):
+    logits, labels = LOGITS.bfloat16().requires_grad_(train), LABELS.clone()
     before = logits.detach().clone()
-    reduced = reducer(logits, labels, shift=1)
+    reduced = named(reducer(logits, labels, shift=1))
     assert logits.equal(before)
     assert labels.equal(LABELS)
-    for value in reduced.values() if isinstance(reduced, dict) else [reduced]:
+    for value in reduced.values():
         assert not value.requires_grad
         assert value.device == logits.device
         assert value.shape[0] == B
@@ -86,39 +97,42 @@ def test_inputs_are_left_alone_and_nothing_keeps_a_graph(reducer, train):
 
 @every
 def test_padding_across_ranks_changes_nothing(reducer):
-    """Rows and columns of -100, in logits and labels, as the Trainer's gather adds them."""
-    logits, labels = normal(B, S, V), LABELS
-    wide = torch.nn.functional.pad(logits, (0, 0, 0, 2, 0, 1), value=-100.0)
-    wide_labels = torch.nn.functional.pad(labels, (0, 2, 0, 1), value=N)
-    found, expected = (as_list(reducer(*given, shift=0)) for given in ((wide, wide_labels), (logits, labels)))
-    if isinstance(expected, dict):
-        assert {name: values[:B] for name, values in found.items()} == expected
-        assert all(values[B] == 0 for name, values in found.items())
-    else:
-        valid = (labels != N).tolist()
-        for i in range(B):
-            for j in range(S):
-                assert not valid[i][j] or found[i][j] == expected[i][j]
+    """The Trainer's gather adds rows and columns of -100 to logits and labels."""
+    wide = torch.nn.functional.pad(LOGITS, (0, 0, 0, 2, 0, 1), value=-100.0)
+    wide_labels = torch.nn.functional.pad(LABELS, (0, 2, 0, 1), value=N)
+    found, expected = named(reducer(wide, wide_labels, shift=0)), named(reducer(LOGITS, LABELS, shift=0))
+    for name, value in expected.items():
+        if value.shape[:2] == LABELS.shape:
+            assert found[name][:B, :S][LABELS != N].equal(value[LABELS != N])
+        else:
+            assert found[name][:B].equal(value)
+            assert ((found[name][B] == 0) | (found[name][B] == N)).all()
 
 
 @every
 def test_empty_batches(reducer):
-    reduced = reducer(torch.zeros(0, S, V), torch.zeros(0, S, dtype=torch.long), shift=1)
-    for value in reduced.values() if isinstance(reduced, dict) else [reduced]:
-        assert value.shape[0] == 0
+    assert all(value.shape[0] == 0 for value in named(reducer(LOGITS[:0], LABELS[:0], shift=1)).values())
 
 
 @every
 def test_reducers_are_picklable(reducer):
     bound = partial(reducer, shift=1)
-    copy = pickle.loads(pickle.dumps(bound))
-    assert as_list(copy(normal(B, S, V), LABELS)) == as_list(bound(normal(B, S, V), LABELS))
+    assert_equal(pickle.loads(pickle.dumps(bound))(LOGITS, LABELS), bound(LOGITS, LABELS))
 
 
-@pytest.mark.parametrize("name", ["token_log_probs", "sample_sums"])
-def test_scoring_needs_labels(name):
-    with pytest.raises(ValueError, match=f"{name} scores labels, but the batch has none.*argmax and top_k need none"):
-        REDUCERS[name](normal(B, S, V), None, shift=1)
+@pytest.mark.parametrize("name", REDUCERS.keys() - {"answer_logits"})
+def test_missing_shift(name):
+    with pytest.raises(ValueError, match=r"shape \(4, 6, 13\) need a shift: pass shift=1 \(causal.*shift=0 \(masked"):
+        REDUCERS[name](LOGITS, LABELS)
+
+
+@pytest.mark.parametrize("name", REDUCERS.keys() - {"argmax", "top_k"})
+def test_missing_labels_and_labels_out_of_range(name, monkeypatch):
+    monkeypatch.setattr("lossfns._core.block.read", None)
+    with pytest.raises(ValueError, match=f"{name} scores labels, but the batch has none.*use argmax or top_k"):
+        REDUCERS[name](LOGITS, None, shift=1)
+    with pytest.raises(ValueError, match=r"label 13 is out of range: .*13 classes"):
+        REDUCERS[name](LOGITS, torch.full((B, S), V), shift=1)
 
 
 @every
@@ -126,45 +140,20 @@ def test_scoring_needs_labels(name):
     ("change", "error", "message"),
     [
         ({"logits": LABELS}, TypeError, "expected logits, got torch.int64.*these are ids"),
-        ({"logits": (LABELS, LABELS)}, ValueError, r"no logits among the outputs \[\(3, 6\), \(3, 6\)\]"),
+        ({"logits": (LABELS, LABELS)}, ValueError, r"no logits among the outputs \[\(4, 6\), \(4, 6\)\]"),
         ({"logits": ()}, ValueError, "a model that returns a plain tuple loses its first entry|plain tuple"),
-        ({"logits": None}, TypeError, "not NoneType"),
+        ({"logits": None}, TypeError, "NoneType"),
         ({"logits": {"loss": torch.zeros(())}}, ValueError, "returned no logits"),
-        ({"logits": normal(B, S - 1, V)}, ValueError, "logits cover 5 positions, labels 6.*keep_supervised_logits"),
-        ({"logits": normal(B + 1, S, V)}, ValueError, "do not fit"),
-        ({"labels": (LABELS, LABELS)}, TypeError, r"labels are a tuple;.*label_names=\['labels'\]"),
-        ({"labels": LABELS.flatten(), "shift": 1}, ValueError, "shift=1 needs labels of shape|do not fit"),
+        ({"logits": LOGITS[:, 1:]}, ValueError, "logits cover 5 positions, labels 6.*keep_supervised_logits"),
+        ({"logits": LOGITS[1:]}, ValueError, "do not fit"),
+        ({"labels": (LABELS, LABELS)}, TypeError, r"got tuple: .*label_names=\['labels'\]"),
+        ({"labels": LABELS.flatten()}, ValueError, "shift=1 needs labels of shape|do not fit"),
         ({"shift": -1}, ValueError, "shift must be an int >= 0"),
     ],
     ids=["ids", "only ids", "nothing", "None", "no logits", "too short", "rows", "tuple", "flat", "shift"],
 )
 def test_bad_input(reducer, change, error, message, monkeypatch):
     monkeypatch.setattr("lossfns._core.block.read", None)
-    given = {"logits": normal(B, S, V), "labels": LABELS, "shift": 1} | change
+    given = {"logits": LOGITS, "labels": LABELS, "shift": 1} | change
     with pytest.raises(error, match=message):
         reducer(given.pop("logits"), given.pop("labels"), **given)
-
-
-@pytest.mark.parametrize("name", ["token_log_probs", "sample_sums"])
-def test_labels_out_of_range(name, monkeypatch):
-    monkeypatch.setattr("lossfns._core.block.read", None)
-    with pytest.raises(ValueError, match=r"label 13 is out of range: .*13 classes"):
-        REDUCERS[name](normal(B, S, V), torch.full((B, S), V), shift=1)
-
-
-@pytest.mark.parametrize(
-    "reducer",
-    [
-        partial(label_rank, shift=1),
-        partial(answer_logits, token_ids=[1, 2], shift=1),
-        partial(calibration_bins, shift=1),
-        partial(text_lengths, lengths={"bytes": torch.ones(11)}, shift=1),
-    ],
-)
-def test_inputs_stay_as_they_are_and_empty_batches_pass(reducer):
-    logits, labels = normal64(3, 5, 11), FEW.clone()
-    before = logits.clone()
-    reducer(logits, labels)
-    assert torch.equal(logits, before)
-    assert torch.equal(labels, FEW)
-    assert all(value.shape[0] == 0 for value in reducer(logits[:0], labels[:0]).values())

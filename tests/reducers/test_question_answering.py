@@ -11,7 +11,7 @@ from .inputs import N, normal
 
 
 @pytest.mark.parametrize(("top_n", "max_length"), [(1, 1), (5, 3), (20, 30), (60, 4)])
-def test_spans_are_the_best_of_all(top_n, max_length):
+def test_spans_are_the_best_of_an_exhaustive_search(top_n, max_length):
     start, end = normal(4, 7), normal(4, 7, seed=1)
     found = spans((start, end, (normal(2, 2),)), None, top_n=top_n, max_length=max_length)
     for row in range(4):
@@ -25,7 +25,7 @@ def test_spans_are_the_best_of_all(top_n, max_length):
     assert found["starts"].dtype == torch.int32
 
 
-def test_what_has_no_score_is_no_span_and_hides_none():
+def test_spans_without_a_score_are_left_out():
     start, end = torch.tensor([[math.nan, 3.0, 1.0], [math.nan] * 3]), torch.tensor([[9.0, math.nan, 2.0], [0.0] * 3])
     found = spans((start, end), None, top_n=3)
     assert found["starts"].tolist() == [[1, 2, N], [N] * 3]
@@ -34,10 +34,10 @@ def test_what_has_no_score_is_no_span_and_hides_none():
     assert found["null_scores"].isnan().all()
 
 
-def test_spans_need_two_ends():
+def test_bad_input():
     with pytest.raises(ValueError, match="one output"):
         spans(normal(2, 3), None)
-    with pytest.raises(ValueError, match="at least 1, got 0 and 30"):
+    with pytest.raises(ValueError, match="must be >= 1, got 0 and 30"):
         spans((normal(2, 3), normal(2, 3)), None, top_n=0)
     with pytest.raises(ValueError, match=r"\(2, 3\) and \(2, 4\)"):
         spans((normal(2, 3), normal(2, 4)), None)

@@ -11,7 +11,7 @@ from .inputs import N, normal
 
 
 @pytest.mark.parametrize("size", [(4, 4), (9, 6)])
-def test_pixels_are_counted_at_the_labels_size(size):
+def test_pixels_are_counted_at_the_size_of_the_labels(size):
     logits = normal(3, 5, 4, 4, dtype=torch.float32)
     labels = torch.randint(0, 5, (3, *size), generator=torch.Generator().manual_seed(0))
     labels[0, :2], labels[2] = N, N
@@ -23,7 +23,7 @@ def test_pixels_are_counted_at_the_labels_size(size):
         assert found[row].tolist() == expected.ravel().tolist()
 
 
-def test_pixels_of_a_model_that_has_diverged_are_not_counted():
+def test_images_with_nan_logits_are_not_counted():
     logits, labels = normal(3, 5, 2, 2), torch.zeros(3, 2, 2, dtype=torch.long)
     expected = segmentation_counts(logits, labels)["confusion"]
     logits[0, 3, 1, 1], logits[1, :, 0, 0], labels[1, 0, 0] = torch.nan, torch.nan, N
@@ -35,7 +35,7 @@ def test_labels_of_pixels_are_checked():
     for labels, message in [
         (torch.zeros(2, 3, dtype=torch.long), "batch, height, width"),
         (torch.zeros(3, 2, 2, dtype=torch.long), "expected logits"),
-        (torch.zeros(2, 0, 2, dtype=torch.long), r"at least one in each image; got \(2, 0, 2\)"),
+        (torch.zeros(2, 0, 2, dtype=torch.long), r"not empty, got \(2, 0, 2\)"),
         (torch.full((2, 2, 2), 255), "label 255 is out of range"),
     ]:
         with pytest.raises(ValueError, match=message):

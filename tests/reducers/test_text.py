@@ -8,9 +8,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from benchmarks import assets
-from reducers import generated, sample_sums, text_lengths, token_bytes
+from reducers import generated_ids, sample_sums, text_lengths, token_bytes
 
-from .inputs import LABELS, N, normal
+from .inputs import LABELS, B, N, S, V, normal
 
 TEXTS = ["State of the Union: a naïve plan, 5 € — 日本語 and 🙂.", "  two  spaces\n\nand lines", "É" * 9]
 
@@ -40,7 +40,7 @@ def pieces():
 
 
 @pytest.mark.parametrize("make", [byte_level, pieces])
-def test_tokens_are_as_long_as_their_text(make):
+def test_tokens_have_the_length_of_their_text(make):
     tokenizer = make()
     table = token_bytes(tokenizer)
     for text in TEXTS:
@@ -63,8 +63,8 @@ def test_marks_of_the_other_kind_of_vocabulary(vocabulary, lengths, characters):
     assert {name: values.tolist() for name, values in table.items()} == {"bytes": lengths, "characters": characters}
 
 
-def test_added_tokens_are_as_long_as_their_text():
-    """They are matched as text, whatever their letters stand for in the vocabulary."""
+def test_added_tokens_have_the_length_of_their_text():
+    """Added tokens are matched as text, also where their letters stand for other bytes."""
     tokenizer = byte_level()
     tokenizer.add_tokens(["\u00e9!"])
     ids = tokenizer("\u00e9!", add_special_tokens=False)["input_ids"]
@@ -83,25 +83,26 @@ def test_tokens_of_a_real_vocabulary():
     assert int(table["characters"][ids].sum()) == len(text)
 
 
-def test_pieces_of_words_are_refused():
+def test_wordpiece_vocabularies_are_rejected():
     trained = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1, "##b": 2}, unk_token="[UNK]"))
-    with pytest.raises(ValueError, match="neither byte-level"):
+    with pytest.raises(ValueError, match="must be byte-level"):
         token_bytes(PreTrainedTokenizerFast(tokenizer_object=trained, unk_token="[UNK]"))
 
 
 def test_lengths_count_where_the_sums_count():
-    ones = {"bytes": torch.ones(11, dtype=torch.long), "characters": torch.arange(11)}
+    ones = {"bytes": torch.ones(V, dtype=torch.long), "characters": torch.arange(V)}
     for shift in (0, 1):
         found = text_lengths((), LABELS, lengths=ones, shift=shift)
-        assert found["bytes"].tolist() == sample_sums(normal(3, 5, 11), LABELS, shift=shift)["tokens"].tolist()
-    assert text_lengths((), {"labels": LABELS}, lengths=ones, shift=1)["characters"].tolist() == [14, 11, 0]
-    with pytest.raises(ValueError, match="label 9 has no length: the table has 9"):
+        assert found["bytes"].tolist() == sample_sums(normal(B, S, V), LABELS, shift=shift)["tokens"].tolist()
+    assert text_lengths((), {"labels": LABELS}, lengths=ones, shift=1)["characters"].tolist() == [25, 7, 26, 0]
+    with pytest.raises(ValueError, match="label 12 has no length: the table has 9"):
         text_lengths((), LABELS, lengths={"bytes": torch.ones(9)}, shift=1)
+    assert text_lengths((), LABELS[:0], lengths=ones, shift=1)["bytes"].shape == (0,)
     with pytest.raises(ValueError, match="got None"):
         text_lengths((), None, lengths=ones, shift=1)
 
 
-def test_generated_takes_ids_only():
-    assert generated((torch.tensor([[3, N]], dtype=torch.int32), normal(1)), None)["generated"].tolist() == [[3, N]]
+def test_generated_ids_takes_ids_only():
+    assert generated_ids((torch.tensor([[3, N]], dtype=torch.int32), normal(1)), None)["generated"].tolist() == [[3, N]]
     with pytest.raises(TypeError, match="predict_with_generate=True"):
-        generated(normal(1, 2, 3), None)
+        generated_ids(normal(1, 2, 3), None)
