@@ -69,7 +69,7 @@ def preference_rewards(
     if ids is None or ids.ndim != 3:
         raise ValueError(
             "preference_rewards needs labels (pairs, tokens, 2), as lossfns.collators.stack_pairs makes them, got "
-            f"{None if ids is None else tuple(ids.shape)}: with two rows per pair the Trainer would drop some"
+            f"{None if ids is None else tuple(ids.shape)}: with two rows per pair the Trainer would cut some off"
         )
     check_positive(beta, "beta")
     rows = pair_rows(ids)

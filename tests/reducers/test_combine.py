@@ -37,12 +37,10 @@ def test_combinations_nest():
     assert combine(all=combine(ids=IDS))(LOGITS, LABELS)["all"]["ids"].shape == (B, S)
 
 
-@pytest.mark.parametrize(
-    "logits", [LOGITS, (torch.tensor(0.5), LOGITS), {"logits": LOGITS}, ((LOGITS, LOGITS), LOGITS)], ids=type
-)
 @pytest.mark.parametrize("labels", [LABELS, {"labels": LABELS}, None], ids=["ids", "dict", "none"])
-def test_every_form_of_logits_and_labels(logits, labels):
-    assert combine(ids=IDS)(logits, labels)["ids"].shape == (B, S)
+def test_every_form_of_logits_and_labels(labels):
+    for logits in (LOGITS, (torch.tensor(0.5), LOGITS), {"logits": LOGITS}, ((LOGITS, LOGITS), LOGITS)):
+        assert combine(ids=IDS)(logits, labels)["ids"].shape == (B, S)
 
 
 def test_a_tuple_of_labels():
@@ -75,13 +73,11 @@ def test_results_that_lose_rows_are_rejected(reduced, error, message):
 
 
 def test_outputs_without_a_tensor():
-    with pytest.raises(ValueError, match="output has no tensor.*return a dict"):
+    with pytest.raises(ValueError, match="so return a dict"):
         combine(ids=IDS)((), None)
 
 
 @pytest.mark.parametrize("reducers", [{}, {"ids": "argmax"}, {"ids": None}], ids=str)
 def test_at_least_one_function_is_needed(reducers):
-    with pytest.raises(
-        TypeError, match=r"combine needs at least one reducer|combine\(ids=...\) must be a function, got"
-    ):
+    with pytest.raises(TypeError, match=r"needs at least one reducer|combine\(ids=...\) must be a function, got"):
         combine(**reducers)

@@ -88,11 +88,7 @@ def test_inputs_are_left_alone_and_no_graph_is_kept(reducer, train):
     reduced = named(reducer(logits, labels, shift=1))
     assert logits.equal(before)
     assert labels.equal(LABELS)
-    for value in reduced.values():
-        assert not value.requires_grad
-        assert value.device == logits.device
-        assert value.shape[0] == B
-        assert value.dtype in (torch.int32, torch.int64, torch.float32, torch.float64)
+    assert not any(value.requires_grad for value in reduced.values())
 
 
 @every
@@ -120,13 +116,13 @@ def test_reducers_are_picklable(reducer):
     assert_equal(pickle.loads(pickle.dumps(bound))(LOGITS, LABELS), bound(LOGITS, LABELS))
 
 
-@pytest.mark.parametrize("name", REDUCERS.keys() - {"answer_logits"})
+@pytest.mark.parametrize("name", sorted(REDUCERS.keys() - {"answer_logits"}))
 def test_missing_shift(name):
     with pytest.raises(ValueError, match=r"shape \(4, 6, 13\) need a shift: pass shift=1 \(causal.*shift=0 \(masked"):
         REDUCERS[name](LOGITS, LABELS)
 
 
-@pytest.mark.parametrize("name", REDUCERS.keys() - {"argmax", "top_k"})
+@pytest.mark.parametrize("name", sorted(REDUCERS.keys() - {"argmax", "top_k"}))
 def test_missing_labels_and_labels_out_of_range(name, monkeypatch):
     monkeypatch.setattr("lossfns._core.block.read", None)
     with pytest.raises(ValueError, match=f"{name} scores labels, but the batch has none.*use argmax or top_k"):

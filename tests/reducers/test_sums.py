@@ -1,7 +1,5 @@
 """sample_sums against a loop over samples and labels."""
 
-from functools import partial
-
 import pytest
 import torch
 
@@ -102,8 +100,3 @@ def test_logits_that_are_nan_are_never_correct(options):
 def test_k_below_one(top_k):
     with pytest.raises(ValueError, match="top_k must be >= 1, got"):
         sample_sums(logits_of(), LABELS, shift=1, top_k=top_k)
-
-
-def test_misspelt_options_are_rejected():
-    with pytest.raises(TypeError, match="unexpected keyword"):
-        partial(sample_sums, shift=1, topk=5)(logits_of(), LABELS)
