@@ -109,9 +109,7 @@ def test_metrics_reject_predictions_from_nan_logits(reducer):
     """If NaN counted as class 0, the background of many tasks, a diverged checkpoint could be the best one."""
     labels = torch.zeros(2, 3, dtype=torch.long)
     reduced = reducer(torch.full((2, 3, 4), torch.nan), labels, shift=0)
-    predictions = (
-        {name: value.numpy() for name, value in reduced.items()} if isinstance(reduced, dict) else reduced.numpy()
-    )
+    arrays = {name: value.numpy() for name, value in reduced.items()} if isinstance(reduced, dict) else reduced.numpy()
     with pytest.raises(ValueError, match="NaN"):
         classification(4)(SimpleNamespace(predictions=arrays, label_ids=labels.numpy()))
 
