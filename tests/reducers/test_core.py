@@ -135,7 +135,7 @@ def test_missing_labels_and_labels_out_of_range(name, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"logits": LABELS}, TypeError, "expected logits, got torch.int64.*these are ids"),
+        ({"logits": LABELS}, TypeError, r"torch.int64.*ids \(predict_with_generate"),
         ({"logits": (LABELS, LABELS)}, ValueError, r"no logits among the outputs \[\(4, 6\), \(4, 6\)\]"),
         ({"logits": ()}, ValueError, "a model that returns a plain tuple loses its first entry|plain tuple"),
         ({"logits": None}, TypeError, "NoneType"),
