@@ -1,13 +1,15 @@
-"""Reducers for the stock Trainer's `preprocess_logits_for_metrics`: logits in, a few numbers a sample or token out."""
+"""Reducers for the stock Trainer's `preprocess_logits_for_metrics`: a few numbers per sample or token."""
 
+from .calibration import calibration_bins
 from .classification import confusion_counts, ordinal_ids, probabilities
-from .combination import combine
-from .dense import calibration_bins, embeddings, segmentation_counts
+from .combine import combine
 from .preference import pair_margins, preference_rewards, reward_scores
-from .ranking import answer_logits, label_rank
-from .spans import spans
+from .question_answering import spans
+from .ranking import answer_logits, embeddings, label_rank
+from .segmentation import segmentation_counts
+from .speech import ctc_greedy
 from .sums import sample_sums
-from .text import ctc_greedy, generated, text_lengths, token_bytes
+from .text import generated_ids, text_lengths, token_bytes
 from .tokens import argmax, token_log_probs, top_k
 
 __all__ = [
@@ -18,7 +20,7 @@ __all__ = [
     "confusion_counts",
     "ctc_greedy",
     "embeddings",
-    "generated",
+    "generated_ids",
     "label_rank",
     "ordinal_ids",
     "pair_margins",

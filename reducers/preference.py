@@ -1,4 +1,4 @@
-"""Rewards of the chosen and the rejected row of each pair."""
+"""Rewards of the chosen and the rejected completion of each pair."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from lossfns._core.alignment import Selector
 from lossfns._core.checks import check_positive
-from lossfns._core.hidden import HiddenStates
 from lossfns._core.sources import open_source
 from lossfns.preference import pair_rows, pair_statistics, score_pairs
 
-from ._reduce import Labels, Logits, Reducer, label_ids
+from ._core import Hidden, Labels, Logits, Reducer, Select, label_ids
 
 SIDES = ("chosen", "rejected")
 
@@ -26,29 +24,40 @@ def preference_rewards(
     shift: int,
     beta: float = 0.1,
     per_token: bool = False,
-    select: Selector | None = None,
-    source: HiddenStates | None = None,
+    select: Select = None,
+    source: Hidden = None,
 ) -> dict[str, Tensor]:
-    """Implicit rewards of both completions of each pair: `beta` times the log-ratio to the reference, if there is one.
+    """Return the implicit rewards of both completions of each pair.
+
+        reward = beta * (log p(completion) - log p_reference(completion))
+
+    Without a reference in the labels, the second term is 0.
 
     Args:
-        logits: `(2 n, L, V)`, or the tuple the Trainer hands over.
-        labels: what `lossfns.collators.stack_pairs` makes: ids `(n, S, 2)` in a dict, with `reference_chosen` and
-            `reference_rejected` `(n,)` or without.
-        shift: 1 for causal models, 0 for encoder-decoders.
-        beta: that of the objective.
-        per_token: mean over the tokens of a completion (`simpo`, `ipo`) instead of their sum (`dpo`, `cpo`).
-        select: a function that picks the logits.
-        source: `hidden_states(model)`: read hidden states and head, the logits never exist.
+        logits: `(2 * n, L, V)` float, or the tuple or dict that the Trainer passes.
+        labels: a dict as `lossfns.collators.stack_pairs` makes it: `labels` `(n, S, 2)` and, optionally,
+            `reference_chosen` and `reference_rejected`, `(n,)` float, in nats.
+        shift: 1 for causal models, 0 for encoder-decoder models.
+        beta: the `beta` of the objective, > 0.
+        per_token: use the mean over the tokens of a completion (`simpo`, `ipo`) instead of the sum (`dpo`, `cpo`).
+        select: a function of the model's outputs that returns the logits.
+        source: `hidden_states(model)`, to read hidden states and the head instead of logits.
 
     Returns:
-        `(n,)` float64 tensors: `reward_chosen`, `reward_rejected` (nats times beta) and `pairs` (1 where both
-        completions have a label; elsewhere all are 0).
+        `(n,)` float64 tensors: `reward_chosen` and `reward_rejected`, in nats times beta, and `pairs`, 1 where both
+        completions have a label. All are 0 elsewhere.
 
     Raises:
-        ValueError: labels of another shape, logits or a reference that do not fit them, a label out of range; `beta` is
-            not positive.
-        TypeError: ids where logits are expected.
+        ValueError: labels have another shape, logits or a reference do not fit them, a label is out of range, or `beta`
+            is not positive.
+        TypeError: token ids are passed as logits.
+
+    References:
+        Rafailov, Sharma, Mitchell, Ermon, Manning, Finn, "Direct Preference Optimization: Your Language Model is
+        Secretly a Reward Model", 2023, section 5.1, https://arxiv.org/abs/2305.18290
+
+        Meng, Xia, Chen, "SimPO: Simple Preference Optimization with a Reference-Free Reward", 2024, equation 4
+        (`per_token` without a reference), https://arxiv.org/abs/2405.14734
 
     Example:
         >>> logits = torch.tensor([[[2.0, 0.0], [0.0, 0.0]]]).expand(2, 2, 2)
@@ -60,35 +69,35 @@ def preference_rewards(
     if ids is None or ids.ndim != 3:
         raise ValueError(
             "preference_rewards needs labels (pairs, tokens, 2), as lossfns.collators.stack_pairs makes them, got "
-            f"{'none' if ids is None else tuple(ids.shape)}: of two rows a pair the Trainer would cut some"
+            f"{None if ids is None else tuple(ids.shape)}: with two rows per pair the Trainer would cut some off"
         )
     check_positive(beta, "beta")
     rows = pair_rows(ids)
     measured, counted = pair_statistics(open_source(logits, rows, select, source), rows, shift)
-    references = _references(labels, counted)
-    rewards = []
-    for side in SIDES:
-        ratio = measured[side] - references[side] if references else measured[side]
-        rewards.append(beta * (ratio / measured[f"{side}_tokens"].clamp(min=1) if per_token else ratio))
-    return _columns(torch.stack(rewards), counted)
+    reference = _reference(labels, counted)
+    ratios = torch.stack([measured[side] - reference[side] if reference else measured[side] for side in SIDES])
+    if per_token:
+        ratios = ratios / torch.stack([measured[f"{side}_tokens"] for side in SIDES]).clamp(min=1)
+    return _by_side(beta * ratios, counted)
 
 
 @torch.no_grad()
-def reward_scores(logits: Logits, labels: Labels, *, select: Selector | None = None) -> dict[str, Tensor]:
-    """Scores that a reward model gives to both rows of each pair.
+def reward_scores(logits: Logits, labels: Labels, *, select: Select = None) -> dict[str, Tensor]:
+    """Return the scores that a reward model gives to both completions of each pair.
 
     Args:
-        logits: one score a row, `(2 n, 1)`, the chosen ones first, or the tuple the Trainer hands over.
-        labels: `(n,)`, -100 where a pair does not count, or a dict with `labels`.
-        select: a function that picks the scores.
+        logits: one score per row, `(2 * n, 1)` float, the chosen rows first, or the tuple or dict that the Trainer
+            passes.
+        labels: `(n,)` integers, -100 where a pair does not count, or a dict with `labels`.
+        select: a function of the model's outputs that returns the scores.
 
     Returns:
-        `(n,)` float64 tensors: `reward_chosen`, `reward_rejected` and `pairs` (1 where a pair counts; elsewhere all are
-        0).
+        `(n,)` float64 tensors: `reward_chosen`, `reward_rejected` and `pairs`, 1 where a pair counts. All are 0
+        elsewhere.
 
     Raises:
-        ValueError: no labels, or scores and labels do not fit.
-        TypeError: ids where logits are expected.
+        ValueError: labels are missing, or the scores do not fit the labels.
+        TypeError: token ids are passed as logits.
 
     Example:
         >>> reward_scores(torch.tensor([[2.0], [1.0]]), torch.tensor([0]))["reward_chosen"]
@@ -96,25 +105,31 @@ def reward_scores(logits: Logits, labels: Labels, *, select: Selector | None = N
     """
     marks = label_ids(labels)
     if marks is None:
-        raise ValueError("reward_scores needs one label a pair, as lossfns.collators.stack_pairs makes them")
+        raise ValueError("reward_scores needs one label per pair, as lossfns.collators.stack_pairs makes them")
     scores, counted, _ = score_pairs(logits, marks, select)
-    return _columns(scores, counted)
+    return _by_side(scores, counted)
 
 
 def pair_margins(logits: Logits, labels: Labels, *, rewards: Reducer = reward_scores) -> Tensor:
-    """By how much the chosen row of each pair is ahead: one number a pair, for quantiles or a histogram.
+    """Return the margin of each pair, for quantiles or a histogram.
+
+        margin = reward_chosen - reward_rejected
 
     Args:
-        logits: what `rewards` takes.
-        labels: what `rewards` takes.
+        logits: the logits that `rewards` takes.
+        labels: the labels that `rewards` takes.
         rewards: `reward_scores`, or `preference_rewards` with its options bound.
 
     Returns:
         `(n,)` float64, in the unit of the rewards; NaN where a pair does not count.
 
     Raises:
-        ValueError: as for `rewards`.
-        TypeError: as for `rewards`; it returns no rewards of pairs.
+        ValueError: as `rewards` raises it.
+        TypeError: as `rewards` raises it, or `rewards` does not return the rewards of pairs.
+
+    References:
+        Bradley, Terry, "Rank Analysis of Incomplete Block Designs: I. The Method of Paired Comparisons", 1952 (the
+        margin is the log-odds that the chosen row wins), https://doi.org/10.2307/2334029
 
     Example:
         >>> pair_margins(torch.tensor([[2.0], [0.0], [1.5], [4.0]]), torch.tensor([0, -100]))
@@ -124,23 +139,26 @@ def pair_margins(logits: Logits, labels: Labels, *, rewards: Reducer = reward_sc
     if not isinstance(found, Mapping) or not {"reward_chosen", "reward_rejected", "pairs"} <= {*found}:
         raise TypeError(
             "rewards must be reducers.reward_scores or partial(reducers.preference_rewards, shift=...), got "
-            f"{rewards!r}, which returns no rewards of pairs"
+            f"{rewards!r}, which does not return the rewards of pairs"
         )
     margins: Tensor = found["reward_chosen"] - found["reward_rejected"]
     return margins.where(found["pairs"] > 0, torch.nan)
 
 
-def _references(labels: Labels, counted: Tensor) -> dict[str, Tensor]:
-    """Log-probabilities under the reference by side, `(n,)`; none without a reference."""
+def _reference(labels: Labels, counted: Tensor) -> dict[str, Tensor]:
+    """Return the log-probabilities under the reference model by side, `(n,)` each; empty without a reference."""
     given = labels if isinstance(labels, Mapping) else {}
     found = {side: given[f"reference_{side}"] for side in SIDES if f"reference_{side}" in given}
-    if found and {side: value.shape for side, value in found.items()} != dict.fromkeys(SIDES, counted.shape):
-        shapes = {f"reference_{side}": tuple(value.shape) for side, value in found.items()}
-        raise ValueError(f"a reference has one number a pair, ({len(counted)},), for both completions; got {shapes}")
+    shapes = {f"reference_{side}": tuple(value.shape) for side, value in found.items()}
+    if found and [*shapes.values()] != [tuple(counted.shape)] * 2:
+        raise ValueError(
+            f"reference_chosen and reference_rejected must have one number per pair, ({len(counted)},), got {shapes}"
+        )
     return found
 
 
-def _columns(rewards: Tensor, counted: Tensor) -> dict[str, Tensor]:
+def _by_side(rewards: Tensor, counted: Tensor) -> dict[str, Tensor]:
+    """Return rewards `(2, n)` by name, 0 where a pair does not count."""
     counted = counted.to(rewards.device, non_blocking=True)
     chosen, rejected = rewards.where(counted, 0)
     return {"reward_chosen": chosen, "reward_rejected": rejected, "pairs": counted.to(chosen.dtype)}

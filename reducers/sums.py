@@ -1,4 +1,4 @@
-"""Sums over the labels of each sample: the one output that is right in every mode of the Trainer's evaluation."""
+"""Sums over the labels of each sample, which are exact in every mode of the Trainer's evaluation."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lossfns._core.alignment import Selector
 from lossfns._core.checks import integers
 from lossfns._core.columns import fields_of, item_columns
-from lossfns._core.hidden import HiddenStates
 from lossfns._core.normalization import accumulator_dtype
 
-from ._reduce import Labels, Logits, pair
+from ._core import Hidden, Labels, Logits, Select, pair
 
 
 @torch.no_grad()
@@ -24,42 +22,49 @@ def sample_sums(
     shift: int | None = None,
     top_k: int | Sequence[int] = (),
     entropy: bool = False,
-    select: Selector | None = None,
-    source: HiddenStates | None = None,
+    select: Select = None,
+    source: Hidden = None,
 ) -> dict[str, Tensor]:
-    """Sums over the scored labels of each sample, from which perplexity and accuracies follow exactly.
+    """Return sums over the scored labels of each sample, from which perplexity and accuracies follow exactly.
 
-    A few numbers a sample are all the Trainer keeps, whatever the vocabulary; nothing is padded, cut or rounded, so
-    that batch size, processes and streaming change no digit.
+        nll = -sum_i log p(label_i)      entropy = -sum_i sum_v p_i(v) log p_i(v)
+
+    The Trainer keeps a few numbers per sample, for any size of the vocabulary. None of them is padded, cut or rounded,
+    so that results do not depend on batch size, number of processes or streaming.
 
     Args:
-        logits: `(B, L, V)`, or `(B, V)`, or the tuple the Trainer hands over.
-        labels: `(B, S)` or `(B,)` ids, -100 where nothing is scored, or a dict with `labels`.
-        shift: 1 for causal models, 0 for all others; no default for `(B, L, V)` logits.
-        top_k: also count labels among the `k` best logits, for one or several `k`.
-        entropy: also sum the entropy of the prediction.
-        select: a function that picks the logits.
-        source: `hidden_states(model)`: read hidden states and head, the logits never exist.
+        logits: `(B, L, V)` or `(B, V)` float, or the tuple or dict that the Trainer passes.
+        labels: `(B, S)` or `(B,)` integer ids, or a dict with `labels`; -100 is not scored.
+        shift: 1 for causal models, 0 for all others; required for `(B, L, V)` logits.
+        top_k: one or several `k`, each >= 1, for which labels among the `k` largest logits are counted too.
+        entropy: also sum the entropy of the predicted distribution.
+        select: a function of the model's outputs that returns the logits.
+        source: `hidden_states(model)`, to read hidden states and the head instead of logits.
 
     Returns:
-        `(B,)` float64 tensors (float32 where the device has no float64) by name:
-        `nll` (nats), `tokens` (scored labels), `correct` (the largest logit is the label's; among equals the
-        smaller id; never where a logit is NaN), `all_correct` (1 where a sample has labels and all are correct),
-        `correct_top_{k}`, `entropy` (nats).
+        `(B,)` float64 tensors (float32 on devices without float64) by name:
+        `nll` (nats), `tokens` (number of scored labels), `correct` (labels whose logit is the largest; among equal
+        logits the smaller id is predicted, and a row with NaN is never correct), `all_correct` (1 if the sample has
+        labels and all are correct, else 0), `correct_top_{k}` for every `k`, and `entropy` (nats).
 
     Raises:
-        ValueError: no labels, no shift, `k` below 1, logits that do not fit the labels, a label out of range.
-        TypeError: ids where logits are expected, `k` that is no int.
+        ValueError: labels or `shift` are missing, `k` is below 1, the logits do not fit the labels, or a label is out
+            of range.
+        TypeError: token ids are passed as logits, or `k` is not an int.
+
+    References:
+        Shannon, "A Mathematical Theory of Communication", 1948 (entropy),
+        https://doi.org/10.1002/j.1538-7305.1948.tb01338.x
 
     Example:
         >>> sample_sums(torch.zeros(1, 3, 4), torch.tensor([[0, 0, 2]]), shift=1)["correct"]
         tensor([1.], dtype=torch.float64)
     """
-    best = integers(top_k, "top_k")
-    if any(k < 1 for k in best):
-        raise ValueError(f"top_k must be at least 1, got {top_k}")
+    ks = integers(top_k, "top_k")
+    if any(k < 1 for k in ks):
+        raise ValueError(f"top_k must be >= 1, got {top_k}")
     opened, pairs = pair(logits, labels, shift, select, source, scorer="sample_sums")
-    columns = ("nll", "tokens", "correct", *(f"correct_top_{k}" for k in best), *(("entropy",) if entropy else ()))
+    columns = ("nll", "tokens", "correct", *(f"correct_top_{k}" for k in ks), *["entropy"] * bool(entropy))
     items = item_columns(opened.statistics(pairs.rows, fields_of(columns)), columns)
     dtype = accumulator_dtype(opened.like.device)
     table = pairs.shape[0], pairs.shape[1:].numel()

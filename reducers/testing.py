@@ -19,7 +19,7 @@ from lossfns._core.checks import IGNORED
 from lossfns.testing.rules import Check, Finding, Report, Rule, judge, select
 from lossfns.testing.tasks import Batch, Extra, Task, find_task
 
-from ._reduce import SAFE_DTYPES, Reducer
+from ._core import SAFE_DTYPES, Reducer
 
 Leaves = dict[str, Tensor]
 Make = Callable[[torch.Generator, int], tuple[Any, Any]]

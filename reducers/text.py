@@ -1,4 +1,4 @@
-"""Text: how long the labels are, what was generated, what a speech model heard."""
+"""Lengths of labels as text, and generated token ids."""
 
 from __future__ import annotations
 
@@ -8,29 +8,42 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lossfns._core.alignment import Selector, scored_places, select_logits
-from lossfns._core.checks import IGNORED, check_ids, check_shift, integer
-from lossfns.speech import whole_lengths
+from lossfns._core.alignment import scored_places
+from lossfns._core.checks import check_ids, check_shift
 
-from ._reduce import Labels, Logits, label_ids
+from ._core import Labels, Logits, label_ids
+
+# Byte-level vocabularies write each byte as one letter: printable bytes as themselves, the others from U+0100 on.
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+_BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + place): byte for place, byte in enumerate(_OTHERS)}
 
 
 @torch.no_grad()
 def text_lengths(logits: Logits, labels: Labels, *, lengths: Mapping[str, Tensor], shift: int) -> dict[str, Tensor]:
-    """Length of the scored labels of each sample as text; beside `sample_sums` it gives bits a byte and a character.
+    """Return the length of the scored labels of each sample as text.
+
+        bits_per_byte = nll / (bytes * log(2))
+
+    Together with `sample_sums` it gives the bits per byte and per character, which do not depend on the tokenizer.
 
     Args:
-        logits: not read.
-        labels: `(B, S)` ids, -100 where nothing is scored, or a dict with `labels`.
-        lengths: by unit, the length of every token, `(V,)`, as `token_bytes(tokenizer)` returns.
-        shift: as for `sample_sums`: labels that no logit predicts do not count.
+        logits: not used.
+        labels: `(B, S)` integer ids, or a dict with `labels`; -100 is not scored.
+        lengths: length of every token by unit, `(V,)` each, as `token_bytes(tokenizer)` returns them.
+        shift: the shift of `sample_sums`; labels that no logit predicts do not count.
 
     Returns:
-        `(B,)` int64 under the names of `lengths`.
+        `(B,)` int64 tensors with the names of `lengths`.
 
     Raises:
-        ValueError: no labels, no shift, an id that has no length, or lengths that are not one number a token.
+        ValueError: labels or the shift are missing, a label has no length, or `lengths` do not have one number per
+            token.
         TypeError: labels are not integers.
+
+    References:
+        Gao et al., "The Pile: An 800GB Dataset of Diverse Text for Language Modeling", 2020, section 3.1 (bits per
+        byte), https://arxiv.org/abs/2101.00027
 
     Example:
         >>> text_lengths((), torch.tensor([[-100, 2, 1]]), lengths={"bytes": torch.tensor([1, 3, 4])}, shift=1)
@@ -38,40 +51,45 @@ def text_lengths(logits: Logits, labels: Labels, *, lengths: Mapping[str, Tensor
     """
     ids = label_ids(labels)
     if ids is None or ids.ndim != 2:
-        raise ValueError(f"labels of tokens are (batch, sequence); got {None if ids is None else tuple(ids.shape)}")
+        raise ValueError(f"labels must be (batch, sequence), got {None if ids is None else tuple(ids.shape)}")
     check_ids(ids)
     check_shift(shift)
     tables = lengths.values() if isinstance(lengths, Mapping) else ()
     if not tables or not all(isinstance(table, Tensor) and table.ndim == 1 for table in tables):
-        raise ValueError("lengths are tensors (V,) by unit, as token_bytes(tokenizer) returns")
+        raise ValueError("lengths must be a dict of tensors (V,) by unit, as token_bytes(tokenizer) returns them")
     scored = scored_places(ids, shift)
-    longest = min(len(table) for table in lengths.values())
-    unknown = ids[scored & ((ids < 0) | (ids >= longest))]
+    size = min(map(len, tables))
+    unknown = ids[scored & ((ids < 0) | (ids >= size))]
     if unknown.numel():
-        raise ValueError(f"label {int(unknown[0])} has no length: the table has {longest} tokens")
+        raise ValueError(f"label {int(unknown[0])} has no length: the table has {size} tokens")
     chosen = ids.where(scored, 0)
     on_device = {name: table.to(ids.device, non_blocking=True) for name, table in lengths.items()}
     return {name: table[chosen].where(scored, 0).sum(1) for name, table in on_device.items()}
 
 
 def token_bytes(tokenizer: Any) -> dict[str, Tensor]:
-    """Length of every token of a vocabulary, in bytes and in characters, for `text_lengths`.
+    """Return the length of every token of a vocabulary, in bytes and in characters, for `text_lengths`.
 
-    A character counts where its first byte stands, so that sums are right where it is spread over several tokens. A
-    space that a tokenizer puts before every text counts as part of it.
+    A character counts at the token that holds its first byte, so that sums are right for characters that span several
+    tokens. A space that a tokenizer adds before every text counts as part of the text.
 
     Args:
-        tokenizer: of a model with a byte-level vocabulary (GPT-2, Llama 3, Qwen), or one of SentencePiece pieces.
+        tokenizer: a tokenizer of transformers with a byte-level vocabulary (GPT-2, Llama 3, Qwen) or SentencePiece
+            pieces.
 
     Returns:
-        `bytes` and `characters`, `(V,)` int64; 0 for special tokens.
+        `bytes` and `characters`, `(V,)` int64 each; 0 for special tokens.
 
     Raises:
-        ValueError: a vocabulary whose tokens do not say what text they stand for (WordPiece).
-        TypeError: not a tokenizer.
+        ValueError: the text of the tokens cannot be recovered from the vocabulary (WordPiece).
 
-    Source:
-        Radford et al.: Language Models are Unsupervised Multitask Learners (2019), section 2.2, for the alphabet.
+    References:
+        Radford, Wu, Child, Luan, Amodei, Sutskever, "Language Models are Unsupervised Multitask Learners", 2019,
+        section 2.2 (byte-level vocabularies),
+        https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf
+
+        Kudo, Richardson, "SentencePiece: A simple and language independent subword tokenizer and detokenizer for
+        Neural Text Processing", 2018, https://arxiv.org/abs/1808.06226
 
     Example:
         >>> from types import SimpleNamespace
@@ -80,116 +98,69 @@ def token_bytes(tokenizer: Any) -> dict[str, Tensor]:
         >>> token_bytes(tokenizer)["bytes"], token_bytes(tokenizer)["characters"]
         (tensor([4, 1, 1]), tensor([4, 1, 0]))
     """
-    if not (hasattr(tokenizer, "get_vocab") and hasattr(tokenizer, "all_special_ids")):
-        raise TypeError(f"token_bytes takes a tokenizer of transformers, not {type(tokenizer).__name__}")
     vocabulary: dict[str, int] = tokenizer.get_vocab()
     special = set(tokenizer.all_special_ids)
-    # Either mark may also be a letter of the other kind of vocabulary: a Maltese one, a name of a special token.
+    # Each mark may also be a letter of the other kind of vocabulary, so that the more frequent one decides: U+0120 is
+    # a letter of Maltese, and U+2581 occurs in the names of special tokens.
     byte_level, pieces = (sum(token.startswith(mark) for token in vocabulary) for mark in "\u0120\u2581")
-    if byte_level > pieces:
-        byte_of, added = _byte_alphabet(), set(getattr(tokenizer, "get_added_vocab", dict)())
-        read = {token: token.encode() if token in added else _letters(token, byte_of) for token in vocabulary}
-    elif pieces:
-        read = {token: _piece(token) for token in vocabulary}
-    else:
+    if not byte_level and not pieces:
         raise ValueError(
-            "the vocabulary is neither byte-level (tokens with \u0120 for a space) nor of SentencePiece (\u2581): its "
-            "tokens do not say which text they stand for"
+            "the vocabulary must be byte-level (\u0120 for a space) or of SentencePiece (\u2581 for a space): the text "
+            "of other tokens is unknown"
         )
+    added = set(getattr(tokenizer, "get_added_vocab", dict)())
     size = max(vocabulary.values()) + 1
     tables = {name: torch.zeros(size, dtype=torch.int64, device="cpu") for name in ("bytes", "characters")}
     for token, place in vocabulary.items():
         if place not in special:
-            tables["bytes"][place] = len(read[token])
-            tables["characters"][place] = sum(byte & 0xC0 != 0x80 for byte in read[token])
+            text = _byte_level(token, token in added) if byte_level > pieces else _piece(token)
+            tables["bytes"][place] = len(text)
+            tables["characters"][place] = sum(byte & 0xC0 != 0x80 for byte in text)
     return tables
 
 
 @torch.no_grad()
-def generated(logits: Logits, labels: Labels) -> dict[str, Tensor]:
-    """Token ids that `predict_with_generate=True` produced, named so that text metrics know them for generations.
+def generated_ids(logits: Logits, labels: Labels) -> dict[str, Tensor]:
+    """Return the token ids that `predict_with_generate=True` produced, under the name that text metrics read.
 
     Args:
-        logits: ids `(B, T)`, or a tuple that begins with them.
-        labels: not read.
+        logits: integer ids `(B, T)`, or a tuple or dict that begins with them.
+        labels: not used.
 
     Returns:
         `generated`: `(B, T)` int64.
 
     Raises:
-        TypeError: logits came, not ids.
+        TypeError: the first output is not a tensor of ids, for instance because it holds logits.
 
     Example:
-        >>> generated(torch.tensor([[5, 6]]), None)
+        >>> generated_ids(torch.tensor([[5, 6]]), None)
         {'generated': tensor([[5, 6]])}
     """
     parts = logits.values() if isinstance(logits, Mapping) else [logits] if isinstance(logits, Tensor) else logits
     found = next(iter(parts), None) if isinstance(parts, Iterable) else parts
     if not isinstance(found, Tensor) or found.is_floating_point() or found.dtype == torch.bool or found.ndim != 2:
-        kind = f"{found.dtype} {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        given = f"{found.dtype} {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
         raise TypeError(
-            f"generated takes token ids (batch, tokens), and {kind} came: set Seq2SeqTrainingArguments("
+            f"generated_ids takes token ids (batch, tokens), got {given}: set Seq2SeqTrainingArguments("
             "predict_with_generate=True), or use argmax, whose text is teacher-forced"
         )
     return {"generated": found.long()}
 
 
-@torch.no_grad()
-def ctc_greedy(logits: Logits, labels: Labels, *, blank: int = 0, select: Selector | None = None) -> dict[str, Tensor]:
-    """Best path of a speech model: the largest logit of each frame, repetitions merged, blanks removed.
+def _byte_level(token: str, added: bool) -> bytes:
+    """Return the bytes of a token of a byte-level vocabulary.
 
-    Args:
-        logits: `(B, T, V)` of frames, or the tuple the Trainer hands over.
-        labels: not read; a dict may have `input_lengths`, frames of each row, beyond which nothing is read.
-        blank: id of the blank, the pad token of Wav2Vec2 and its relatives.
-        select: a function that picks the logits.
-
-    Returns:
-        `generated`: `(B, T)` int64, the ids at the left, -100 behind them.
-
-    Raises:
-        ValueError: logits of another shape, a blank outside the vocabulary, lengths that are not one a row.
-        TypeError: no logits, or lengths that are not integers.
-
-    Source:
-        Graves, Fernandez, Gomez, Schmidhuber: Connectionist Temporal Classification (2006), section 3.2.
-
-    Example:
-        >>> ctc_greedy(torch.eye(3)[[0, 2, 2, 0, 2]][None], None)["generated"]
-        tensor([[   2,    2, -100, -100, -100]])
+    Added tokens are matched as text. Some tokens are text without being listed as added (runs of spaces): their letters
+    do not all stand for bytes.
     """
-    found = select_logits(logits, None, select)
-    if found.ndim != 3 or not 0 <= integer(blank, "blank") < found.shape[-1]:
-        raise ValueError(
-            f"logits are (batch, frames, vocabulary) and blank={blank} one of it; got {tuple(found.shape)}"
-        )
-    best = found.argmax(-1)
-    kept = best != blank
-    kept[:, 1:] &= best[:, 1:] != best[:, :-1]
-    # Frames that were added across ranks hold nothing but -100.
-    kept &= ~(found == IGNORED).all(-1)
-    if isinstance(labels, Mapping) and "input_lengths" in labels:
-        lengths = whole_lengths(labels["input_lengths"]).to(best.device)
-        if lengths.shape != best.shape[:1]:
-            raise ValueError(f"input_lengths must be one a row, ({len(best)},), got {tuple(lengths.shape)}")
-        kept &= torch.arange(best.shape[1], device=best.device) < lengths[:, None]
-    order = (~kept).int().argsort(dim=1, stable=True)
-    return {"generated": best.gather(1, order).where(kept.gather(1, order), IGNORED)}
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """The letters that stand for bytes in byte-level vocabularies: printable ones for themselves, the others moved."""
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    moved = [byte for byte in range(256) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {chr(256 + place): byte for place, byte in enumerate(moved)}
-
-
-def _letters(token: str, byte_of: dict[str, int]) -> bytes:
-    """The bytes a token stands for; plain text that is not said to be added (runs of spaces) stands for itself."""
-    return bytes(byte_of[letter] for letter in token) if byte_of.keys() >= {*token} else token.encode()
+    if added or not _BYTE_OF.keys() >= {*token}:
+        return token.encode()
+    return bytes(_BYTE_OF[letter] for letter in token)
 
 
 def _piece(token: str) -> bytes:
+    """Return the bytes of a SentencePiece piece, which is text or, as `<0x0A>`, one byte."""
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         return bytes([int(token[3:5], 16)])
     return token.replace("\u2581", " ").encode()

@@ -1,42 +1,35 @@
-"""One value a token: ids of the best logits, log-probabilities of the labels."""
+"""One value per token: ids of the largest logits, and log-probabilities of the labels."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from lossfns._core.alignment import Selector
 from lossfns._core.checks import IGNORED, integer
-from lossfns._core.hidden import HiddenStates
 
-from ._reduce import Labels, Logits, pair
+from ._core import Hidden, Labels, Logits, Select, pair
 
 
 @torch.no_grad()
 def argmax(
-    logits: Logits,
-    labels: Labels,
-    *,
-    shift: int | None = None,
-    select: Selector | None = None,
-    source: HiddenStates | None = None,
+    logits: Logits, labels: Labels, *, shift: int | None = None, select: Select = None, source: Hidden = None
 ) -> Tensor:
-    """Id of the largest logit for every label; among equal logits the smaller id.
+    """Return the id of the largest logit for every label; among equal logits, the smaller id.
 
     Args:
-        logits: `(B, L, V)`, or `(B, V)`, or the tuple the Trainer hands over.
-        labels: `(B, S)`, `(B,)`, a dict with `labels`, or None.
-        shift: 1 for causal models, 0 for all others; no default for `(B, L, V)` logits.
-        select: a function that picks the logits.
-        source: `hidden_states(model)`: read hidden states and head, the logits never exist.
+        logits: `(B, L, V)` or `(B, V)` float, or the tuple or dict that the Trainer passes.
+        labels: `(B, S)` or `(B,)` integer ids, a dict with `labels`, or None; only their shape is used.
+        shift: 1 for causal models, 0 for all others; required for `(B, L, V)` logits.
+        select: a function of the model's outputs that returns the logits.
+        source: `hidden_states(model)`, to read hidden states and the head instead of logits.
 
     Returns:
-        int32 of the labels' shape: position `i` is the prediction for label `i`, -100 where no logit predicts it or one
-        is NaN: where a label counts metrics of classes refuse that, those of texts leave it out.
+        int32 of the labels' shape. Position `i` holds the prediction of label `i`, or -100 where no logit predicts it
+        or a logit is NaN. If such a label counts, metrics of classes raise an error, and metrics of text omit the id.
 
     Raises:
-        ValueError: no shift, logits that do not fit the labels.
-        TypeError: ids where logits are expected.
+        ValueError: `shift` is missing, or the logits do not fit the labels.
+        TypeError: token ids are passed as logits.
 
     Example:
         >>> argmax(torch.tensor([[[0.0, 1.0], [2.0, 0.0]]]), torch.tensor([[1, 1]]), shift=1)
@@ -48,30 +41,24 @@ def argmax(
 
 @torch.no_grad()
 def top_k(
-    logits: Logits,
-    labels: Labels,
-    *,
-    k: int,
-    shift: int | None = None,
-    select: Selector | None = None,
-    source: HiddenStates | None = None,
+    logits: Logits, labels: Labels, *, k: int, shift: int | None = None, select: Select = None, source: Hidden = None
 ) -> Tensor:
-    """Ids of the `k` largest logits for every label, best first; among equal logits the smaller id first.
+    """Return the ids of the `k` largest logits for every label, largest first; among equal logits, smaller ids first.
 
     Args:
-        logits: as for `argmax`.
-        labels: as for `argmax`.
-        k: how many, 1 to the number of classes.
-        shift: as for `argmax`.
-        select: as for `argmax`.
-        source: as for `argmax`.
+        logits: `(B, L, V)` or `(B, V)` float, or the tuple or dict that the Trainer passes.
+        labels: `(B, S)` or `(B,)` integer ids, a dict with `labels`, or None; only their shape is used.
+        k: number of ids per label, from 1 to the number of classes.
+        shift: 1 for causal models, 0 for all others; required for `(B, L, V)` logits.
+        select: a function of the model's outputs that returns the logits.
+        source: `hidden_states(model)`, to read hidden states and the head instead of logits.
 
     Returns:
-        int32 `(*labels.shape, k)`, -100 where no logit predicts the label or one is NaN.
+        int32 `(*labels.shape, k)`; -100 where no logit predicts the label or a logit is NaN.
 
     Raises:
-        ValueError: `k` out of range, no shift, logits that do not fit the labels.
-        TypeError: ids where logits are expected.
+        ValueError: `k` is out of range, `shift` is missing, or the logits do not fit the labels.
+        TypeError: token ids are passed as logits.
 
     Example:
         >>> top_k(torch.tensor([[0.0, 3.0, 3.0]]), None, k=2)
@@ -87,28 +74,29 @@ def top_k(
 
 @torch.no_grad()
 def token_log_probs(
-    logits: Logits,
-    labels: Labels,
-    *,
-    shift: int | None = None,
-    select: Selector | None = None,
-    source: HiddenStates | None = None,
+    logits: Logits, labels: Labels, *, shift: int | None = None, select: Select = None, source: Hidden = None
 ) -> Tensor:
-    """Log-probability of every label.
+    """Return the log-probability of every label.
+
+        log_prob = logits[label] - logsumexp(logits)
 
     Args:
-        logits: as for `argmax`.
-        labels: `(B, S)` or `(B,)` ids, -100 where nothing is scored, or a dict with `labels`.
-        shift: as for `argmax`.
-        select: as for `argmax`.
-        source: as for `argmax`.
+        logits: `(B, L, V)` or `(B, V)` float, or the tuple or dict that the Trainer passes.
+        labels: `(B, S)` or `(B,)` integer ids, or a dict with `labels`; -100 is not scored.
+        shift: 1 for causal models, 0 for all others; required for `(B, L, V)` logits.
+        select: a function of the model's outputs that returns the logits.
+        source: `hidden_states(model)`, to read hidden states and the head instead of logits.
 
     Returns:
-        float32 (float64 for float64 logits) of the labels' shape, nats; 0.0 where nothing is scored.
+        float32 (float64 for float64 logits) of the labels' shape, in nats; 0.0 where no label is scored.
 
     Raises:
-        ValueError: no labels, no shift, logits that do not fit the labels, a label out of range.
-        TypeError: ids where logits are expected.
+        ValueError: labels or `shift` are missing, the logits do not fit the labels, or a label is out of range.
+        TypeError: token ids are passed as logits.
+
+    References:
+        Bridle, "Probabilistic Interpretation of Feedforward Classification Network Outputs, with Relationships to
+        Statistical Pattern Recognition", 1990 (softmax), https://doi.org/10.1007/978-3-642-76153-9_28
 
     Example:
         >>> token_log_probs(torch.zeros(1, 2, 4), torch.tensor([[2, 3]]), shift=1)

@@ -391,7 +391,7 @@ def reducer(seen: Look) -> Findings:
         return
     yield Finding(f"returns {_described(seen.reduced)}, {_size(_bytes(seen.reduced))} a batch")
     try:
-        from reducers._reduce import batch_rows, check_rows
+        from reducers._core import batch_rows, check_rows
     except ImportError:
         return
     try:

@@ -318,7 +318,7 @@ REDUCERS = [
         partial(reducers.embeddings, select=lambda found: {"first": found[0], "second": found[1]}),
         {"task": two_vectors},
     ),
-    Entry("generated", reducers.generated, {"task": generated_ids, "lengths": {5}}),
+    Entry("generated_ids", reducers.generated_ids, {"task": generated_ids, "lengths": {5}}),
 ]
 
 # --- metrics ---------------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ from reducers import (
     answer_logits,
     argmax,
     combine,
-    generated,
+    generated_ids,
     label_rank,
     probabilities,
     sample_sums,
@@ -505,7 +505,7 @@ def generating(**options):
     return tiny.trainer(
         tiny.model("t5").eval(),
         eval_rows=tiny.lm_rows(6, seed=7, prompt=False),
-        reducer=generated,
+        reducer=generated_ids,
         metric=build(text_match(Letters()), transcription(Letters()), num_samples=6),
         trainer_class=Seq2SeqTrainer,
         collator=tiny.pad_seq2seq,

@@ -11,18 +11,10 @@ from sklearn.metrics import confusion_matrix
 
 from lossfns import classification_loss, multi_label_loss, token_classification_loss
 from metrics import classification
-from metrics._evaluation import mapped
 from reducers import argmax, combine, confusion_counts, ordinal_ids, probabilities
 from tests import tiny
 
-N = -100
-
-
-def normal(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    return (2 * torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))).to(dtype)
-
-
-# --- probabilities ---------------------------------------------------------------------------------------------------
+from .inputs import N, normal
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
@@ -50,12 +42,9 @@ def test_probabilities_with_any_labels(labels):
 
 
 def test_a_single_logit_has_no_softmax():
-    with pytest.raises(ValueError, match="always 1; say multi_label=True"):
+    with pytest.raises(ValueError, match="always 1; pass multi_label=True"):
         probabilities(normal(4, 1), None)
     assert probabilities(torch.zeros(4, 1), None, multi_label=True)["probabilities"].eq(0.5).all()
-
-
-# --- ordered classes -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("conditional", [False, True])
@@ -73,9 +62,6 @@ def test_ordinal_ids_count_the_thresholds_below(conditional):
     assert found.tolist() == expected
     assert found.dtype == torch.int32
     assert (ordinal_ids(logits, None) != ordinal_ids(logits, None, conditional=True)).any()
-
-
-# --- confusion -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -102,14 +88,14 @@ def test_confusion_of_samples():
     assert found.sum(1).tolist() == known.long().tolist()
 
 
-def test_confusion_of_shifted_and_equal_logits():
+def test_confusion_of_shifted_and_tied_logits():
     logits = torch.zeros(1, 3, 2)
     found = confusion_counts(logits, torch.tensor([[1, 1, 0]]), shift=1)["confusion"]
-    assert found.tolist() == [[1, 0, 1, 0]]  # the first label is predicted by nothing, equal logits by the smaller id
+    assert found.tolist() == [[1, 0, 1, 0]]  # the first label has no logit; ties predict the smaller id
 
 
-def test_nothing_is_counted_of_a_model_that_has_diverged():
-    """Only where labels count: what stands at others may be anything."""
+def test_samples_with_nan_at_a_label_are_not_counted():
+    """NaN at positions without a label has no effect."""
     logits, labels = normal(3, 4, 3), torch.tensor([[0, 0, N, 1], [0, N, 0, 0], [2, 1, 0, 0]])
     expected = confusion_counts(logits, labels, shift=0)["confusion"]
     logits[0, 2], logits[1, 3, 1] = torch.nan, torch.nan
@@ -118,57 +104,42 @@ def test_nothing_is_counted_of_a_model_that_has_diverged():
     assert ordinal_ids(torch.tensor([[torch.nan, 1.0], [2.0, 1.0]]), None).tolist() == [N, 2]
 
 
-@pytest.mark.parametrize(
-    "reducer", [partial(argmax, shift=0), partial(confusion_counts, shift=0)], ids=["ids", "counts"]
-)
-def test_a_model_that_has_diverged_has_no_scores(reducer):
-    """Class 0 is the background of many a task: a checkpoint of NaN would be the best one."""
+@pytest.mark.parametrize("reducer", [argmax, confusion_counts])
+def test_metrics_reject_predictions_from_nan_logits(reducer):
+    """If NaN counted as class 0, the background of many tasks, a diverged checkpoint could be the best one."""
     labels = torch.zeros(2, 3, dtype=torch.long)
-    reduced = reducer(torch.full((2, 3, 4), torch.nan), labels)
-    predictions = mapped(torch.Tensor.numpy, reduced)
+    reduced = reducer(torch.full((2, 3, 4), torch.nan), labels, shift=0)
+    arrays = {name: value.numpy() for name, value in reduced.items()} if isinstance(reduced, dict) else reduced.numpy()
     with pytest.raises(ValueError, match="NaN"):
-        classification(4)(SimpleNamespace(predictions=predictions, label_ids=labels.numpy()))
+        classification(4)(SimpleNamespace(predictions=arrays, label_ids=labels.numpy()))
 
 
-def test_masking_by_predictions_is_found():
-    """What labels decide: padding comes as rows of -100 logits, whose largest is class 0."""
+def test_labels_decide_what_is_counted():
+    """Padding arrives as rows of -100 logits, for which class 0 is predicted."""
     logits, labels = torch.full((1, 2, 2), -100.0), torch.tensor([[N, N]])
     assert not confusion_counts(logits, labels, shift=0)["confusion"].any()
     assert (argmax(logits, labels, shift=0) != N).all()
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "message"),
+    ("reducer", "labels", "message"),
     [
-        (lambda: confusion_counts(normal(2, 3, 4), torch.zeros(2, 3).long()), ValueError, "need a shift"),
-        (lambda: confusion_counts(normal(2, 4), None), ValueError, "confusion_counts scores labels"),
-        (lambda: confusion_counts(normal(2, 4), torch.tensor([0, 4])), ValueError, "label 4 is out of range"),
-        (lambda: confusion_counts(normal(2, 4).long(), torch.tensor([0, 1])), TypeError, "expected logits"),
-        (lambda: probabilities(normal(2, 3, 4), None), ValueError, r"shape \(batch, classes\)"),
-        (lambda: probabilities(normal(2, 3, 4), torch.zeros(2, 3)), ValueError, "for tokens use argmax"),
-        (lambda: ordinal_ids(normal(2, 3, 4), None), ValueError, "ordinal_ids takes logits"),
+        (probabilities, None, r"shape \(batch, classes\)"),
+        (probabilities, torch.zeros(2, 3), "for tokens use argmax"),
+        (ordinal_ids, None, "ordinal_ids takes logits"),
     ],
 )
-def test_bad_input(call, error, message):
-    with pytest.raises(error, match=message):
-        call()
-
-
-# --- in the stock Trainer --------------------------------------------------------------------------------------------
+def test_logits_of_tokens_are_rejected(reducer, labels, message):
+    with pytest.raises(ValueError, match=message):
+        reducer(normal(2, 3, 4), labels)
 
 
 @pytest.mark.parametrize("batch", [1, 3, 8])
-def test_every_sample_arrives(batch):
+def test_every_sample_reaches_the_metric_of_a_trainer(batch):
     rows = tiny.token_rows(8)
     reducer = combine(ids=partial(argmax, shift=0), counts=partial(confusion_counts, shift=0))
-    trainer = tiny.trainer(
-        tiny.model("bert_token"),
-        None,
-        token_classification_loss,
-        reducer=reducer,
-        eval_rows=rows,
-        per_device_eval_batch_size=batch,
-    )
+    model, options = tiny.model("bert_token"), {"reducer": reducer, "per_device_eval_batch_size": batch}
+    trainer = tiny.trainer(model, None, token_classification_loss, eval_rows=rows, **options)
     predicted = trainer.predict(rows).predictions
     for row, ids, counts in zip(rows, predicted["ids"], predicted["counts"]["confusion"], strict=True):
         known = row["labels"] != N
@@ -177,10 +148,9 @@ def test_every_sample_arrives(batch):
 
 
 @pytest.mark.parametrize("multi_label", [False, True])
-def test_probabilities_arrive_for_soft_and_several_labels(multi_label):
+def test_probabilities_of_soft_and_multi_labels_in_a_trainer(multi_label):
     labels = torch.eye(3, dtype=torch.float64).repeat(3, 1)[:8]
-    images = tiny.image_rows(8)
-    rows = [row | {"labels": label} for row, label in zip(images, labels, strict=True)]
+    rows = [row | {"labels": label} for row, label in zip(tiny.image_rows(8), labels, strict=True)]
     model = tiny.model("vit")
     trainer = tiny.trainer(
         model,

@@ -662,7 +662,7 @@ REDUCERS = [
         },
     ),
     Entry(
-        reducers.generated,
+        reducers.generated_ids,
         {"logits": LABELS, "labels": None},
         {"logits": [*NO_TENSOR, None, (), {}, LOGITS, CLASSES, LABELS > 0]},
     ),
@@ -680,8 +680,6 @@ REDUCERS = [
         {"logits": ROWS, "labels": None, "select": lambda outputs: outputs},
         {
             "select": [
-                *NO_FUNCTION,
-                None,
                 lambda outputs: (ROWS,),
                 lambda outputs: LABELS,
                 lambda outputs: LOGITS,
@@ -760,7 +758,7 @@ REDUCERS = [
     Entry(
         reducers.token_bytes,
         {"tokenizer": SimpleNamespace(get_vocab=lambda: {"\u0120a": 0}, all_special_ids=[])},
-        {"tokenizer": [SimpleNamespace(get_vocab=lambda: {"##a": 0}, all_special_ids=[]), None, "text", LOGITS]},
+        {"tokenizer": [SimpleNamespace(get_vocab=lambda: {"##a": 0}, all_special_ids=[])]},
     ),
 ]
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from lossfns._core.signature import check_options
 
-from ._reduce import Labels, Logits, Reduced, Reducer, batch_rows, check_rows
+from ._core import Labels, Logits, Reduced, Reducer, batch_rows, check_rows
 
 
 @dataclass(frozen=True, repr=False)
 class Combination:
-    """Reducers by name, called together. Built by `combine`."""
+    """Named reducers that are called together, as `combine` returns them."""
 
     reducers: tuple[tuple[str, Reducer], ...]
 
@@ -27,19 +27,19 @@ class Combination:
 
 
 def combine(**reducers: Reducer) -> Combination:
-    """One `preprocess_logits_for_metrics` out of several: `{name: what that reducer returns}`.
+    """Combine several reducers into one `preprocess_logits_for_metrics` that returns `{name: result}`.
 
-    Each result is checked: tensors (or dicts or tuples of them) with the batch first, because the Trainer silently
-    loses rows of anything else.
+    Each result is checked when the reducer runs: it must consist of tensors with the batch as first dimension, because
+    the Trainer silently loses rows of any other shape.
 
     Args:
-        **reducers: functions `(logits, labels)`, ours or yours.
+        **reducers: functions of `(logits, labels)` by name, from this package or your own.
 
     Returns:
         A picklable reducer.
 
     Raises:
-        TypeError: nothing given, not callable, or bound to an option that the reducer does not have.
+        TypeError: no reducer is given, one is not callable, or one is bound to an option that it does not have.
 
     Example:
         >>> import torch
@@ -50,7 +50,5 @@ def combine(**reducers: Reducer) -> Combination:
     if not reducers:
         raise TypeError("combine needs at least one reducer, as in combine(sums=partial(sample_sums, shift=1))")
     for name, reducer in reducers.items():
-        if not callable(reducer):
-            raise TypeError(f"combine({name}=...) takes a function of (logits, labels), not {type(reducer).__name__}")
-        check_options(reducer, "a reducer")
+        check_options(reducer, f"combine({name}=...)")
     return Combination(tuple(reducers.items()))
