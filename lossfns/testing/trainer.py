@@ -20,8 +20,7 @@ from .._core.checks import IGNORED
 from .._core.combined import plain_name
 from .._core.signature import STATISTICS
 from ..training import WatchedLoss
-from ._shifts import leaves
-from ._trainer_look import Look, by_position, look
+from .dry_run import Look, by_position, leaves, look
 
 # As in pyproject.toml: those in between divide every gradient by the accumulation steps once more.
 SUPPORTED = ">=4.57.1,!=5.2.*,!=5.3.*,!=5.4.*,!=5.5.0,!=5.5.1,!=5.5.2,!=5.5.3"

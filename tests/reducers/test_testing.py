@@ -7,9 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from reducers.testing import check_reducer, reducer_rules
-
-from . import registry
-from .verdicts import broken_rules
+from tests.kit import registry
+from tests.kit.verdicts import broken_rules
 
 IGNORED = -100
 

@@ -1,6 +1,5 @@
 """`check_trainer` finds mistakes planted in a stock Trainer, and is silent about right ones."""
 
-import json
 import random
 import sys
 import types
@@ -10,7 +9,6 @@ from unittest import mock
 
 import numpy as np
 import pytest
-import tokenizers
 import torch
 import transformers
 
@@ -34,7 +32,6 @@ from lossfns.collators import with_extras
 from lossfns.collators.labels import keep_supervised_logits, mask_first_label, with_decoder_inputs
 from lossfns.testing import check_trainer
 from lossfns.testing import trainer as checks
-from lossfns.testing.__main__ import main
 from metrics import Metric, bootstrap, build, by_group, classification, dispatch, language_modeling, multi_label
 from reducers import argmax, probabilities, sample_sums
 from tests import tiny
@@ -591,94 +588,6 @@ def test_one_forward_a_look_and_no_backward():
     with mock.patch.object(type(trainer.model), "forward", autospec=True, side_effect=type(trainer.model).forward) as f:
         check_trainer(trainer)
     assert f.call_count == 2  # one as in training, one as in evaluation
-
-
-# --- the command -----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    """One id a letter."""
-    letters = {letter: place for place, letter in enumerate("_?abcdefghijklmnopqrstuvwxyz ")}
-    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(letters, unk_token="?"))
-    inner.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="_", unk_token="?")
-
-
-@pytest.fixture
-def folder(tmp_path, tokenizer):
-    tokenizer.save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
-
-
-@pytest.mark.parametrize("model", ["llama", "gpt2"])
-def test_command_on_running_text(model, folder, tmp_path, capsys):
-    tiny.model(model, dtype=torch.float32).save_pretrained(folder)
-    tmp_path.joinpath("lines.txt").write_text("the first line\nanother one\n" * 6)
-    assert main([str(folder), str(tmp_path / "lines.txt")]) == 0
-    said = capsys.readouterr().out
-    assert "no problems" in said
-    assert "perplexity" in said
-
-
-def test_command_on_classes(folder, tmp_path, capsys):
-    tiny.model("bert_cls", dtype=torch.float32).save_pretrained(folder)
-    rows = [{"text": "good and bad", "label": place % 3} for place in range(9)]
-    tmp_path.joinpath("rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    assert main([str(folder), str(tmp_path / "rows.jsonl")]) == 0
-    assert "f1" in capsys.readouterr().out
-
-
-def test_command_on_a_decoder_without_padding(folder, tmp_path, capsys):
-    config = tiny.model("gpt2").config
-    config.update({"num_labels": 3, "pad_token_id": None})
-    transformers.GPT2ForSequenceClassification(config).save_pretrained(folder)
-    tmp_path.joinpath("rows.csv").write_text("text,label\ngood,1\nvery bad,2\n")
-    assert main([str(folder), str(tmp_path / "rows.csv")]) == 0
-    assert "no problems" in capsys.readouterr().out
-
-
-def test_command_finds_labels_out_of_range(folder, tmp_path, capsys):
-    tiny.model("bert_cls", dtype=torch.float32).save_pretrained(folder)
-    tmp_path.joinpath("rows.csv").write_text("text,label\ngood,1\nbad,7\n")
-    assert main([str(folder), str(tmp_path / "rows.csv")]) == 1
-    assert "out of range" in capsys.readouterr().out
-
-
-def test_command_needs_the_right_columns(folder, tmp_path):
-    tiny.model("bert_cls", dtype=torch.float32).save_pretrained(folder)
-    tmp_path.joinpath("rows.csv").write_text("words,class\ngood,1\n")
-    with pytest.raises(SystemExit, match="words, class"):
-        main([str(folder), str(tmp_path / "rows.csv")])
-
-
-@pytest.mark.parametrize(
-    ("model", "file", "message"),
-    [
-        ("model", "missing.csv", "missing.csv: there is no such file"),
-        ("model", "rows.npz", "rows.npz: neither a folder nor one of .txt"),
-        ("model", "broken.jsonl", "broken.jsonl: "),
-        ("nowhere", "lines.txt", "nowhere: "),
-        ("model", "lines.txt", "model: "),
-    ],
-)
-def test_command_says_in_one_line_what_it_cannot_read(model, file, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    tmp_path.joinpath("model").mkdir()
-    tmp_path.joinpath("rows.npz").touch()
-    tmp_path.joinpath("broken.jsonl").write_text("{")
-    tmp_path.joinpath("lines.txt").write_text("a line\n")
-    with pytest.raises(SystemExit) as stopped:
-        main([model, file])
-    assert str(stopped.value.code).startswith(message)
-    assert "\n" not in stopped.value.code
-
-
-def test_command_knows_its_models(folder, tmp_path):
-    tiny.model("bert_qa", dtype=torch.float32).save_pretrained(folder)
-    tmp_path.joinpath("lines.txt").write_text("a line\n")
-    with pytest.raises(SystemExit, match="BertForQuestionAnswering"):
-        main([str(folder), str(tmp_path / "lines.txt")])
 
 
 # --- every recipe ----------------------------------------------------------------------------------------------------
