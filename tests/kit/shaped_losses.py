@@ -93,7 +93,7 @@ def paths(outputs, labels, num_items_in_batch=None, *, reduction="sum"):
     return divided(values, count)
 
 
-# --- several numbers a target ----------------------------------------------------------------------------------------
+# --- several targets per sample --------------------------------------------------------------------------------------
 
 
 def squares(outputs, labels, num_items_in_batch=None):
@@ -293,7 +293,7 @@ def neighbors_ranked(outputs, labels, num_items_in_batch=None):
     return divided(-F.logsigmoid(chosen - rejected), num_items_in_batch)
 
 
-# --- all -------------------------------------------------------------------------------------------------------------
+# --- tables ----------------------------------------------------------------------------------------------------------
 
 CONTRASTED = dict.fromkeys(("every_label", "additive", "accumulation"), "contrasts the samples of a call")
 COARSE_IMAGES = {"task": tasks.COARSE_IMAGES}

@@ -1,4 +1,4 @@
-"""The rules for metrics: each defect is named, nothing right is blamed, and the messages help."""
+"""The rules for metrics name every planted defect and accept right metrics, with helpful messages."""
 
 import subprocess
 import sys
