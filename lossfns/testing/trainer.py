@@ -288,9 +288,7 @@ def _places(read: set[int]) -> str:
 
 def _shift_fix(run: DryRun, who: str, right: int) -> str:
     if who == "the reducer":
-        return (
-            f"preprocess_logits_for_metrics=partial(reducers.sample_sums, shift={right}), or the same for your reducer"
-        )
+        return f"preprocess_logits_for_metrics=partial(reducers.sample_sums, shift={right}), or bind it in your reducer"
     if right == 1:
         return "for a causal model use causal_lm_loss, or shift=1"
     if run.is_encoder_decoder:

@@ -196,7 +196,7 @@ def test_every_rule_has_something_to_catch():
 
 
 def by_sample(eval_pred):
-    """Right, and knows arrays only: an error in another mode is no wrong number."""
+    """Return the score for arrays only (right): an error in another mode is not a wrong number."""
     same = (eval_pred.predictions == eval_pred.label_ids) | (eval_pred.label_ids == -100)
     return {"sequence_accuracy": float(same.all(1).mean()) if len(same) else float("nan")}
 
