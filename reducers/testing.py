@@ -20,7 +20,7 @@ from lossfns._core.checks import IGNORED
 from lossfns.testing.rules import Check, Finding, Report, Rule, judge, select
 from lossfns.testing.tasks import Batch, Extra, Task, find_task, leaves, mapped, tensors
 
-from ._reduce import SAFE_DTYPES, Reducer
+from ._core import SAFE_DTYPES, Reducer
 
 Result = dict[str, Tensor]  # the tensors that a reducer returns, by their path
 Make = Callable[[torch.Generator, int], tuple[Any, Any]]

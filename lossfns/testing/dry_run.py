@@ -91,7 +91,7 @@ class DryRun:
     @property
     def depends_on_order(self) -> bool:
         """Whether the metric needs the rows in the order of the dataset."""
-        return bool(getattr(self.metric, "by_position", False))
+        return bool(getattr(self.metric, "depends_on_order", False))
 
     @property
     def is_encoder_decoder(self) -> bool:
@@ -264,7 +264,7 @@ def _evaluate(run: DryRun) -> None:
         run.reduced = reduced(run.eval_labels)
     with suppress(Exception):
         readable = _readable(reducer, run.logits, run.eval_labels)
-        no_shift_later = hasattr(run.metric, "directions")  # the metrics of this project never shift
+        no_shift_later = hasattr(run.metric, "higher_is_better")  # the metrics of this project never shift
         run.shifts["the reducer"] = _shifts_read(reduced, run.eval_labels, readable, by_place=no_shift_later)
     if run.reduced is not None and run.eval_labels is not None and not run.depends_on_order:
         with run.stage("metric"):

@@ -2,8 +2,8 @@
 
 A rule is a generator function `rule(subject)`. Its name is the name of the rule. Its docstring is "Check that ...",
 followed by "Fix: ..." with what to change. It yields `(what was measured, given, expected)`, with a tolerance as the
-fourth entry where the tolerance of the subject does not fit, or a `Refusal` where raising an error is as correct as the
-right number. Comparing, reporting and raising happen in this module only.
+fourth entry where the tolerance of the subject does not fit. Comparing, reporting and raising happen in this module
+only.
 """
 
 from __future__ import annotations
@@ -23,20 +23,7 @@ from .._core.signature import name_of
 Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """An error that a function raised instead of returning a result.
-
-    Attributes:
-        what: what the function was asked for.
-        reason: the message of its error.
-    """
-
-    what: str
-    reason: str
-
-
-Finding = tuple[str, Any, Any] | tuple[str, Any, Any, float] | Refusal
+Finding = tuple[str, Any, Any] | tuple[str, Any, Any, float]
 
 
 class Subject(Protocol):
@@ -58,19 +45,15 @@ class Verdict:
         rule: the name of the rule.
         comparisons: number of tensors, numbers and other facts that were compared.
         difference: the largest difference among the comparisons, each of which was within its tolerance.
-        refusals: the requests that the function answered with an error.
     """
 
     rule: str
     comparisons: int
     difference: float
-    refusals: tuple[Refusal, ...] = ()
 
     def __str__(self) -> str:
-        parts = [f"{self.comparisons:3} compared, apart by {self.difference:.1e}"] if self.comparisons else []
-        reasons = {refusal.reason: refusal.what for refusal in self.refusals}
-        parts += [f"refused {what}: {reason}" for reason, what in reasons.items()]
-        return "; ".join(parts) or "nothing to compare"
+        compared = f"{self.comparisons:3} compared, apart by {self.difference:.1e}"
+        return compared if self.comparisons else "nothing to compare"
 
 
 @dataclass(frozen=True)
@@ -110,14 +93,10 @@ class Rule:
     subject: Callable[[Any], Subject]
 
     def __call__(self, function: Any) -> Verdict:
-        compared, largest, refusals = 0, 0.0, []
+        compared, largest = 0, 0.0
         try:
             subject = self.subject(function)
-            for finding in self.check(subject):
-                if isinstance(finding, Refusal):
-                    refusals.append(finding)
-                    continue
-                what, given, expected, *tolerance = finding
+            for what, given, expected, *tolerance in self.check(subject):
                 compared += 1
                 difference = distance(given, expected)
                 if difference and not difference <= (tolerance[0] if tolerance else subject.tolerance):
@@ -127,7 +106,7 @@ class Rule:
             raise
         except Exception as error:
             raise AssertionError(self._broken(function, f"raised {type(error).__name__}: {error}")) from error
-        return Verdict(self.name, compared, largest, tuple(refusals))
+        return Verdict(self.name, compared, largest)
 
     @property
     def name(self) -> str:

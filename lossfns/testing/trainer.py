@@ -318,7 +318,7 @@ def training_metrics(run: DryRun) -> Findings:
 def aux_loss(run: DryRun) -> Findings:
     """Check that the load-balancing loss of a mixture of experts is part of the loss."""
     if "aux_loss" in run.losses and _same(run, "aux_loss"):
-        fix = 'with_auxiliary(loss, "aux_loss", model.config.router_aux_loss_coef), or output_router_logits=False'
+        fix = 'with_aux_loss(loss, "aux_loss", model.config.router_aux_loss_coef), or output_router_logits=False'
         yield Finding("the model computes an aux_loss, which the loss does not include", fix)
 
 
@@ -379,7 +379,7 @@ def reducer(run: DryRun) -> Findings:
         return
     yield Finding(f"returns {_described(run.reduced)}, {_size(_bytes(run.reduced))} per batch")
     try:
-        from reducers._reduce import batch_rows, check_rows
+        from reducers._core import batch_rows, check_rows
     except ImportError:
         return
     try:
@@ -470,8 +470,8 @@ def streaming(run: DryRun) -> Findings:
         yield Finding(problem, "build(..., num_samples=len(eval_dataset))")
     if not run.trainer.args.batch_eval_metrics:
         return
-    if getattr(metric, "whole", None):
-        yield Finding(f"the metric cannot stream: {metric.whole}", "remove batch_eval_metrics")
+    if getattr(metric, "needs_all_samples", None):
+        yield Finding(f"the metric cannot stream: {metric.needs_all_samples}", "remove batch_eval_metrics")
     elif hasattr(metric, "num_samples") and number is None:
         problem = "a streaming metric cannot tell when an evaluation is complete"
         yield Finding(problem, "build(metric, num_samples=len(eval_dataset))")
@@ -536,7 +536,7 @@ def _higher_is_better(key: str, metric: Any) -> bool | None:
     try:
         from metrics import best_model_kwargs
 
-        return best_model_kwargs(key, metric if hasattr(metric, "directions") else None)["greater_is_better"]
+        return best_model_kwargs(key, metric if hasattr(metric, "higher_is_better") else None)["greater_is_better"]
     except (ImportError, ValueError):
         return None
 
@@ -544,7 +544,7 @@ def _higher_is_better(key: str, metric: Any) -> bool | None:
 def _is_taken(name: str) -> bool:
     """Return whether the Trainer writes a score of this name itself; False if the package metrics is not installed."""
     try:
-        from metrics._keys import check_free
+        from metrics._core.keys import check_free
 
         check_free([name])
     except ImportError:

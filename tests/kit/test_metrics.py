@@ -167,7 +167,7 @@ BROKEN = [
     (nested, "floats"),
     (called_loss, "names"),
     (prefixed, "names"),
-    (of_unknown_direction, "directions"),
+    (of_unknown_direction, "higher_is_better"),
     (writes_to_labels, "inputs"),
     (Remembers(), "stateless"),
     (first_rows_count_more, "permutation"),
@@ -236,7 +236,7 @@ def test_a_rule_that_compared_nothing_is_not_counted_either():
 
 
 def test_a_direction_can_be_given():
-    check_metric(of_unknown_direction, **EVALUATION, directions={"token_error": False})
+    check_metric(of_unknown_direction, **EVALUATION, higher_is_better={"token_error": False})
 
 
 def test_a_message_shows_the_two_numbers():

@@ -26,13 +26,13 @@ from lossfns import (
     seq2seq_lm_loss,
     token_classification_loss,
     watch,
-    with_auxiliary,
+    with_aux_loss,
 )
 from lossfns.collators import with_extras
 from lossfns.collators.labels import keep_supervised_logits, mask_first_label, with_decoder_inputs
 from lossfns.testing import check_trainer
 from lossfns.testing import trainer as checks
-from metrics import Metric, bootstrap, build, by_group, classification, dispatch, language_modeling, multi_label
+from metrics import Metric, bootstrap, build, by_dataset, by_group, classification, language_modeling, multi_label
 from reducers import argmax, probabilities, sample_sums
 from tests import tiny
 from tests.contract.probes import skip_unless_counted
@@ -118,7 +118,7 @@ def hits_and_rows(predictions, labels):
 
 
 HITS = Metric(
-    statistics=hits_and_rows, score=lambda sums: {"hits": sums["hits"] / sums["rows"]}, directions={"hits": True}
+    statistics=hits_and_rows, score=lambda sums: {"hits": sums["hits"] / sums["rows"]}, higher_is_better={"hits": True}
 )
 
 RIGHT = {
@@ -132,7 +132,7 @@ RIGHT = {
     "tagging": tagging,
     "seq2seq": seq2seq,
     "experts": lambda: causal(
-        tiny.model("mixtral", output_router_logits=True), loss=with_auxiliary(causal_lm_loss, "aux_loss", 0.02)
+        tiny.model("mixtral", output_router_logits=True), loss=with_aux_loss(causal_lm_loss, "aux_loss", 0.02)
     ),
     "streaming": lambda: causal(metric=build(language_modeling(), num_samples=6), batch_eval_metrics=True),
     "best perplexity": lambda: causal(metric_for_best_model="perplexity", greater_is_better=False),
@@ -146,7 +146,7 @@ RIGHT = {
     "groups": lambda: classes(metric=by_group(classification(3), ["a", "b"] * 3), metric_for_best_model="accuracy"),
     "one metric per set": lambda: causal(
         eval_rows={"a": tiny.lm_rows(20), "b": ROWS},
-        metric=dispatch(*(build(language_modeling(), num_samples=number) for number in (8, 20))),
+        metric=by_dataset(*(build(language_modeling(), num_samples=number) for number in (8, 20))),
     ),
     "grouped by length": lambda: causal(**tiny.GROUPED),
     "a function, grouped by length": lambda: causal(metric=plain_metric, **tiny.GROUPED),
@@ -330,7 +330,7 @@ MISTAKES = {
     ),
     "label_smoothing_factor": (lambda: causal(label_smoothing_factor=0.1), "label smoothing", "is ignored"),
     "experts without their aux_loss": (
-        lambda: causal(tiny.model("mixtral", output_router_logits=True)), "aux loss", "with_auxiliary"
+        lambda: causal(tiny.model("mixtral", output_router_logits=True)), "aux loss", "with_aux_loss"
     ),
     "a loss without a shift": (lambda: causal(loss=masked_lm_loss), "shift", "the loss reads the logit at each label"),
     "a loss of shift 0": (lambda: causal(loss=partial(causal_lm_loss, shift=0)), "shift", "or shift=1"),
@@ -388,7 +388,7 @@ MISTAKES = {
     "a score called loss": (lambda: causal(metric=loss_metric), "scores", "rename"),
     "a prefix of the Trainer": (lambda: causal(metric=prefixed_metric), "scores", "rename"),
     "another number of samples in every part": (
-        lambda: causal(metric=dispatch(build(language_modeling(), num_samples=7))), "streaming", "expects 7"
+        lambda: causal(metric=by_dataset(build(language_modeling(), num_samples=7))), "streaming", "expects 7"
     ),
     "no such best metric": (lambda: causal(metric_for_best_model="f1"), "best model", "is not among the scores"),
     "worst is best": (lambda: causal(metric_for_best_model="perplexity"), "best model", "worst perplexity"),
