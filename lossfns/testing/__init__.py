@@ -1,4 +1,4 @@
-"""Checks for anybody's loss or term, and for a Trainer before it runs."""
+"""Checks for your own losses and terms, and for a Trainer before it runs."""
 
 from .losses import check_loss, loss_rules
 from .tasks import Task

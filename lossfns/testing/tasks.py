@@ -1,8 +1,8 @@
-"""The tasks a loss or reducer can be made for: how their batches look, and what may be done to one."""
+"""Tasks: which batches a loss or reducer is tested on, and which changes to them must not change its result."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,20 +14,50 @@ from .._core.checks import IGNORED
 
 Extra = Callable[[Tensor], Tensor]
 
-# Ragged rows, prompts, holes; first labels that no logit of a causal model predicts; both ends of the class ids.
+# Rows of different lengths, prompts and gaps. The first labels are there because no logit of a causal model predicts
+# them.
 _ROWS = ("11111111", "00111000", "11010000", "01100000")
 _SCORED = torch.tensor([[place == "1" for place in row] for row in _ROWS])
-_SAMPLES, _COLUMNS = 4, 4  # what the rules take rows and columns from
+_SAMPLES, _COLUMNS = 4, 4  # the rules index rows and columns up to these
+
+
+# --- nested tensors --------------------------------------------------------------------------------------------------
+
+
+def leaves(tree: Any, path: str = "result") -> Iterator[tuple[str, Any]]:
+    """Yield the path and the value of each leaf of nested dicts, tuples and lists."""
+    if isinstance(tree, (Mapping, tuple, list)):
+        for key, branch in tree.items() if isinstance(tree, Mapping) else enumerate(tree):
+            yield from leaves(branch, f"{path}[{key!r}]")
+    else:
+        yield path, tree
+
+
+def tensors(tree: Any) -> list[Tensor]:
+    """Return the tensors of nested dicts, tuples and lists."""
+    return [leaf for _, leaf in leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def mapped(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Apply a function to each leaf of nested dicts, tuples and lists; None stays None."""
+    if isinstance(tree, Mapping):
+        return {key: mapped(function, branch) for key, branch in tree.items()}
+    if isinstance(tree, (tuple, list)):
+        return tuple(mapped(function, branch) for branch in tree)
+    return None if tree is None else function(tree)
+
+
+# --- batches and tasks -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What reaches a loss or reducer in one call.
+    """The arguments of one call of a loss or reducer.
 
     Attributes:
-        logits: `(B, S, C)`, `(B, C)`, or what another task makes.
-        labels: `(B, S)`, `(B,)`, `(B, C)`, or what another task makes.
-        extras: tensors by name that travel in a dict of labels, `(B, S, ...)` or `(B,)`.
+        logits: `(B, S, C)`, `(B, C)`, or the shape that the task makes.
+        labels: `(B, S)`, `(B,)`, `(B, C)`, or the shape that the task makes.
+        extras: further tensors of a dict of labels by name, `(B, S, ...)` or `(B,)`.
     """
 
     logits: Tensor
@@ -36,22 +66,19 @@ class Batch:
 
     @property
     def targets(self) -> Tensor | dict[str, Tensor]:
-        """The labels as the Trainer hands them over: in a dict where extras come along."""
+        """A copy of the labels as the Trainer passes them: a dict if there are extras, otherwise a tensor."""
         labels = self.labels.clone()
-        return (
-            {"labels": labels, **{name: extra.clone() for name, extra in self.extras.items()}}
-            if self.extras
-            else labels
-        )
+        extras = {name: extra.clone() for name, extra in self.extras.items()}
+        return {"labels": labels, **extras} if extras else labels
 
     def rows(self, index: Sequence[int]) -> Batch:
-        """Those rows, in that order."""
+        """Return these rows in this order."""
         rows = torch.tensor(index)
         extras = {name: extra[rows] for name, extra in self.extras.items()}
         return Batch(self.logits[rows], self.labels[rows], extras)
 
     def only(self, *positions: tuple[int, ...]) -> Batch:
-        """The batch with these labels, all others ignored."""
+        """Return the batch with all labels ignored except those at the given positions."""
         labels = torch.full_like(self.labels, IGNORED)
         for position in positions:
             labels[position] = self.labels[position]
@@ -59,7 +86,7 @@ class Batch:
 
 
 def outputs(logits: Any) -> Any:
-    """What a model returns in the Trainer: logits by name, by attribute and by place."""
+    """Return the logits as a ModelOutput, which allows access by key, by attribute and by index."""
     from transformers.modeling_outputs import SequenceClassifierOutput
 
     return SequenceClassifierOutput(logits=logits)
@@ -67,19 +94,20 @@ def outputs(logits: Any) -> Any:
 
 @dataclass(frozen=True)
 class Task:
-    """What a loss or reducer is for: how its batches look, and what the rules may do to one.
+    """A kind of model output and labels that a loss or reducer is tested on.
 
     Attributes:
-        name: what it is called.
-        make: `(generator, classes) -> (logits, labels)`, of four samples, which stand first: logits `(4, ..., classes)`
-            in float64, labels `(4, ...)`, -100 where there is none.
-        values: the labels there can be, of a number of classes.
-        sequence: whether labels are tokens, `(B, S, ...)`, four or more, each with logits at its own place,
-            `(B, S, ..., classes)`: more of them may be padding.
+        name: the name of the task.
+        make: `(generator, classes) -> (logits, labels)`, a batch of four samples: logits `(4, ..., classes)` in
+            float64, labels `(4, ...)`, -100 where a label is missing.
+        values: `classes -> values` that a label can take.
+        sequence: whether labels are tokens `(B, S, ...)` with `S >= 4`, each with logits at its own position
+            `(B, S, ..., classes)`; the rules then also add padding.
         shift: the label at `i` is predicted by the logit at `i - shift`.
-        whole: whether a sequence is one item, if it has a label in each of its rows `(B, S, rows)`; else each token is.
-        output: what the model returns to a loss, made of the logits by differentiable functions; a reducer is given the
-            logits.
+        whole: whether a sequence is one item, which counts if each of its rows in `(B, S, rows)` has a label;
+            otherwise each token is an item.
+        output: a differentiable function from the logits to the model's output that a loss is called with; reducers
+            are called with the logits.
 
     Example:
         >>> from lossfns.testing import loss_rules
@@ -99,70 +127,71 @@ class Task:
     output: Callable[[Tensor], Any] = outputs
 
     def batch(self, classes: int, extras: Mapping[str, Extra] | None = None, seed: int = 0) -> Batch:
-        """A batch of four rows of this task: ragged, with prompts and holes, where it has sequences."""
+        """Return a batch of four rows; rows of sequence tasks have different lengths, prompts and gaps."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             logits, labels = self.make(torch.Generator().manual_seed(seed), classes)
             return Batch(logits, labels, {name: extra(labels) for name, extra in (extras or {}).items()})
 
     def check(self, classes: int) -> None:
-        """Raise ValueError where the rules can do nothing with what `make` makes."""
+        """Raise ValueError unless the rules can be applied to the batches that `make` returns."""
         least = 2 if self.sequence else 1
         if classes < least:
-            raise ValueError(f"the task {self.name!r} has {least} classes at least; {classes} came")
+            raise ValueError(f"classes must be >= {least} for the task {self.name!r}, got {classes}")
         batch = self.batch(classes)
         logits, labels = batch.logits, batch.labels
-        wrong = len(logits) != _SAMPLES or len(labels) != _SAMPLES or logits.dtype != torch.float64
-        if self.sequence and not wrong:
-            beside = labels.ndim > 1 and logits.shape == (*labels.shape, classes)
-            wrong = not beside or labels.shape[1] < _COLUMNS or len(self.positions(labels)) < _COLUMNS
-        if wrong:
-            needs = f", {_COLUMNS} labels at least, and logits (*labels.shape, {classes})" if self.sequence else ""
+        fits = len(logits) == len(labels) == _SAMPLES and logits.dtype == torch.float64
+        if self.sequence and fits:
+            fits = labels.ndim > 1 and logits.shape == (*labels.shape, classes) and labels.shape[1] >= _COLUMNS
+            fits = fits and len(self.positions(labels)) >= _COLUMNS
+        if not fits:
+            needs = f", at least {_COLUMNS} labels, and logits of shape (*labels.shape, {classes})"
             raise ValueError(
-                f"the task {self.name!r} makes {logits.dtype} logits {tuple(logits.shape)} and labels "
-                f"{tuple(labels.shape)}; the rules need {_SAMPLES} samples, torch.float64{needs}"
+                f"the task {self.name!r} must make {_SAMPLES} samples with torch.float64 logits"
+                f"{needs if self.sequence else ''}, got {logits.dtype} logits {tuple(logits.shape)} and labels "
+                f"{tuple(labels.shape)}"
             )
 
     @property
     def by_token(self) -> bool:
-        """Is each token an item?"""
+        """Whether each token is an item."""
         return self.sequence and not self.whole
 
     def scored(self, labels: Tensor) -> Tensor:
-        """Which labels count: those that are not -100, and that a logit predicts."""
+        """Return a mask of the labels that count: those that are not -100 and that a logit predicts."""
         scored = labels != IGNORED
         if self.shift:
             scored[:, : self.shift] = False
         return scored
 
     def items(self, labels: Tensor) -> int:
-        """What the Trainer counts of these labels."""
+        """Return the number of items that the Trainer counts for these labels."""
         scored = self.scored(labels)
         return int((scored.any(1).reshape(len(labels), -1).all(1) if self.whole else scored).sum())
 
     def positions(self, labels: Tensor) -> list[tuple[int, ...]]:
-        """Where the labels are that count."""
+        """Return the index of each label that counts."""
         return [tuple(position) for position in self.scored(labels).nonzero().tolist()]
 
     def pairs(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The logits `(n, ...)` that predict a label, and those labels `(n,)`."""
+        """Return the labels that count `(n,)` after the logits `(n, ...)` that predict them."""
         logits = batch.logits[:, : batch.logits.shape[1] - self.shift] if self.shift else batch.logits
         labels = batch.labels[:, self.shift :] if self.shift else batch.labels
         return logits[labels != IGNORED], labels[labels != IGNORED]
 
     def unread(self, batch: Batch) -> Tensor:
-        """Index of logits that have nothing to do with any label, whatever a wrong shift would pair."""
+        """Return an index of logits that are paired with a label neither by the right shift nor by a wrong one."""
         ignored = batch.labels == IGNORED
-        if not self.sequence:  # by sample, where labels have no logits of their own
-            own = batch.logits.shape[: ignored.ndim] == ignored.shape
-            return ignored if own else ignored.reshape(len(ignored), -1).all(1)
+        if not self.sequence:  # by sample, unless each label has logits of its own
+            separate = batch.logits.shape[: ignored.ndim] == ignored.shape
+            return ignored if separate else ignored.reshape(len(ignored), -1).all(1)
         columns = (~ignored).double().reshape(*ignored.shape[:2], -1).transpose(1, 2)
         near = F.max_pool1d(columns, 2 * self.shift + 3, 1, self.shift + 1).transpose(1, 2).reshape(ignored.shape) > 0
-        near[:, -1] = True  # a shift after flattening pairs it with the next row
+        near[:, -1] = True  # a shift after flattening pairs the last logit with the next row
         return ~near
 
     def trimmed(self, batch: Batch) -> Batch:
-        """The batch without the columns on the right in which no row has a label: as a collator would have made it."""
+        """Return the batch without the columns on the right that have no label, as a collator would have made it."""
         if not self.sequence:
             return batch
         used = (batch.labels != IGNORED).transpose(0, 1).flatten(1).any(1).nonzero()
@@ -171,75 +200,71 @@ class Task:
         return Batch(batch.logits[:, :width], batch.labels[:, :width], extras)
 
     def padded(self, batch: Batch, left: int, right: int) -> Batch:
-        """The batch with more columns, as a longer row beside it would have made."""
-        noise = torch.Generator().manual_seed(1)
-        rows, _, *behind = batch.logits.shape
-        columns = [
-            torch.randn(rows, width, *behind, generator=noise, dtype=torch.float64) * 9 for width in (left, right)
-        ]
+        """Return the batch with more columns of padding, as if it contained a longer row."""
+        noise, (rows, _, *rest) = torch.Generator().manual_seed(1), batch.logits.shape
+        before, after = (
+            torch.randn(rows, width, *rest, generator=noise, dtype=torch.float64) * 9 for width in (left, right)
+        )
         extras = {name: widen(extra, left, right) if extra.ndim > 1 else extra for name, extra in batch.extras.items()}
-        return Batch(torch.cat([columns[0], batch.logits, columns[1]], 1), widen(batch.labels, left, right), extras)
+        return Batch(torch.cat([before, batch.logits, after], 1), widen(batch.labels, left, right), extras)
 
 
 def widen(tensor: Tensor, left: int, right: int, value: float = IGNORED) -> Tensor:
-    """A tensor `(B, S, ...)` with more columns of one value."""
+    """Return a tensor `(B, S, ...)` with columns of one value added on the left and on the right."""
     return F.pad(tensor, (0, 0) * (tensor.ndim - 2) + (left, right), value=value)
+
+
+# --- the tasks that have a name --------------------------------------------------------------------------------------
+
+
+def _normal(generator: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
 def _tokens(generator: torch.Generator, classes: int) -> tuple[Tensor, Tensor]:
     labels = torch.randint(classes, _SCORED.shape, generator=generator)
     labels[0, 1:3] = torch.tensor([0, classes - 1])
-    logits = torch.randn(*_SCORED.shape, classes, generator=generator, dtype=torch.float64)
-    return logits, labels.masked_fill(~_SCORED, IGNORED)
+    return _normal(generator, *_SCORED.shape, classes), labels.masked_fill(~_SCORED, IGNORED)
 
 
-def _classes(generator: torch.Generator, classes: int) -> tuple[Tensor, Tensor]:
-    labels = torch.tensor([0, classes - 1, classes // 2, 0])
-    return torch.randn(4, classes, generator=generator, dtype=torch.float64), labels
+def _class_ids(generator: torch.Generator, classes: int) -> tuple[Tensor, Tensor]:
+    return _normal(generator, 4, classes), torch.tensor([0, classes - 1, classes // 2, 0])
 
 
-def _several(generator: torch.Generator, classes: int) -> tuple[Tensor, Tensor]:
-    logits = torch.randn(4, classes, generator=generator, dtype=torch.float64)
+def _binary_labels(generator: torch.Generator, classes: int) -> tuple[Tensor, Tensor]:
+    logits = _normal(generator, 4, classes)
     labels = torch.randint(2, (4, classes), generator=generator).double()
-    labels[1, 1:2] = IGNORED  # one of several may be missing
+    labels[1, 1:2] = IGNORED  # a sample may lack some of its labels
     return logits, labels
 
 
-def _number(generator: torch.Generator, classes: int) -> tuple[Tensor, Tensor]:
-    predictions, labels = torch.randn(2, 4, 1, generator=generator, dtype=torch.float64)
+def _numbers(generator: torch.Generator, classes: int) -> tuple[Tensor, Tensor]:
+    predictions, labels = _normal(generator, 2, 4, 1)
     return predictions, labels[:, 0]
-
-
-def _either(classes: int) -> Sequence[float]:
-    return (0.0, 1.0)
-
-
-def _any_number(classes: int) -> Sequence[float]:
-    return (-1.5, 0.0, 2.0)
 
 
 TASKS = {
     task.name: task
     for task in (
-        Task("causal_lm", _tokens, range, sequence=True, shift=1),
-        Task("masked_lm", _tokens, range, sequence=True),
-        Task("seq2seq_lm", _tokens, range, sequence=True),
-        Task("token_classification", _tokens, range, sequence=True),
-        Task("classification", _classes, range),
-        Task("multi_label", _several, _either),
-        Task("regression", _number, _any_number),
+        Task("causal_lm", _tokens, sequence=True, shift=1),
+        Task("masked_lm", _tokens, sequence=True),
+        Task("seq2seq_lm", _tokens, sequence=True),
+        Task("token_classification", _tokens, sequence=True),
+        Task("classification", _class_ids),
+        Task("multi_label", _binary_labels, lambda classes: (0.0, 1.0)),
+        Task("regression", _numbers, lambda classes: (-1.5, 0.0, 2.0)),
     )
 }
 
 
 def find_task(task: str | Task) -> Task:
-    """The task of that name.
+    """Return the task of that name, or the task itself.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the name is not known.
     """
     if isinstance(task, Task):
         return task
     if task not in TASKS:
-        raise ValueError(f"there is no task {task!r}; the tasks are {', '.join(TASKS)}")
+        raise ValueError(f"task must be a Task or one of {', '.join(TASKS)}, got {task!r}")
     return TASKS[task]

@@ -1,4 +1,4 @@
-"""Rules for any term: a function of the few numbers that are measured for each item."""
+"""Rules for terms: functions of the statistics that a loss measures for each item."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..regression import REGRESSION_INPUTS
 from .rules import Check, Finding, Report, Rule, judge, select
 from .tasks import Extra
 
-Given = dict[str, Tensor]
+Arguments = dict[str, Tensor]
 
 _MEASURED = (*STATISTICS, "labels", *REGRESSION_INPUTS, "outcome")
 _ITEMS = 12
@@ -24,7 +24,13 @@ _ITEMS = 12
 
 @dataclass(frozen=True)
 class TermSubject:
-    """A term under test, and what it is given."""
+    """A term under test, and its arguments.
+
+    Attributes:
+        term: the function under test.
+        classes: number of classes of the labels.
+        extras: functions of the labels for further tensors.
+    """
 
     term: Term
     classes: int
@@ -33,11 +39,11 @@ class TermSubject:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The tensors that the term asks for."""
+        """The names of the tensors that the term takes."""
         return parameters(self.term, self.extras or {}, _MEASURED)
 
-    def given(self, dtype: torch.dtype = torch.float64) -> Given:
-        """What is measured for twelve items, and their extras."""
+    def arguments(self, dtype: torch.dtype = torch.float64) -> Arguments:
+        """Return the tensors that the term takes, for twelve items."""
         generator = torch.Generator().manual_seed(0)
         logits = torch.randn(_ITEMS, self.classes, generator=generator, dtype=torch.float64) * 2
         labels = torch.randint(self.classes, (_ITEMS,), generator=generator)
@@ -54,40 +60,39 @@ class TermSubject:
             "log_variance": log_variance,
             "outcome": labels % 2 == 0,
         } | {name: extra(labels) for name, extra in (self.extras or {}).items()}
-        return {name: _cast(known[name], dtype) for name in self.names}
+        return _cast({name: known[name] for name in self.names}, dtype)
 
-    def slopes(self, given: Given) -> tuple[Tensor, Given]:
-        """The values, and the derivative of their sum by each floating tensor that is measured."""
-        leaves = {name: tensor.clone() for name, tensor in given.items()}
-        wanted = [name for name in leaves if name in _MEASURED and leaves[name].is_floating_point()]
-        for name in wanted:
-            leaves[name].requires_grad_()
+    def values_and_grads(self, arguments: Arguments) -> tuple[Tensor, Arguments]:
+        """Return the values, and the gradient of their sum for each measured floating tensor."""
+        leaves = {name: tensor.clone() for name, tensor in arguments.items()}
+        wanted = {name: leaf for name, leaf in leaves.items() if name in _MEASURED and leaf.is_floating_point()}
+        for leaf in wanted.values():
+            leaf.requires_grad_()
         values = self.term(**leaves)
-        found = torch.autograd.grad(
-            values.sum(), [leaves[name] for name in wanted], allow_unused=True, materialize_grads=True
-        )
-        return values.detach(), dict(zip(wanted, found, strict=True))
+        grads = torch.autograd.grad(values.sum(), [*wanted.values()], allow_unused=True, materialize_grads=True)
+        return values.detach(), dict(zip(wanted, grads, strict=True))
 
 
-def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+def _cast(arguments: Arguments, dtype: torch.dtype) -> Arguments:
+    """Return the arguments with floating tensors in this dtype."""
+    return {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in arguments.items()}
 
 
 def signature(term: TermSubject) -> Iterator[Finding]:
-    """It names each tensor that it takes, as a parameter without a default; options have one.
+    """Check that the term names each tensor that it takes as a parameter without a default, and that options have one.
 
-    Fix: `def my_term(log_prob, *, strength=1.0)`: no `*args` and `**kwargs`; measured are log_prob, log_normalizer,
-    mean_logit and entropy, labels is the class id, and others come from a dict of labels.
+    Fix: `def my_term(log_prob, *, strength=1.0)`, without `*args` and `**kwargs`. The loss measures log_prob,
+    log_normalizer, mean_logit and entropy; labels are the class ids; other names come from a dict of labels.
     """
     yield "the number of tensors is more than 0", len(term.names) > 0, True
 
 
 def returns(term: TermSubject) -> Iterator[Finding]:
-    """It returns one floating number for each item.
+    """Check that the term returns one floating number per item.
 
-    Fix: no sum, no mean; the loss adds up and divides. Unlike `(n, 1)`, `(n,)` does not broadcast to `(n, n)`.
+    Fix: do not sum or average, because the loss does. Return shape `(n,)`: `(n, 1)` would broadcast to `(n, n)`.
     """
-    values = term.term(**term.given())
+    values = term.term(**term.arguments())
     yield "type", "Tensor" if isinstance(values, Tensor) else type(values).__name__, "Tensor"
     yield "shape", tuple(values.shape), (_ITEMS,)
     yield "floating", values.is_floating_point(), True
@@ -95,87 +100,86 @@ def returns(term: TermSubject) -> Iterator[Finding]:
 
 
 def inputs(term: TermSubject) -> Iterator[Finding]:
-    """What it is given is left as it was.
+    """Check that the term does not modify its arguments.
 
-    Fix: use operations without a trailing underscore: the kernel reads the same tensors again.
+    Fix: use operations without a trailing underscore, because the loss reads the same tensors again.
     """
-    given, before = term.given(), term.given()
-    term.term(**given)
-    for name, tensor in given.items():
+    arguments, before = term.arguments(), term.arguments()
+    term.term(**arguments)
+    for name, tensor in arguments.items():
         yield name, tensor, before[name]
 
 
 def elementwise(term: TermSubject) -> Iterator[Finding]:
-    """The value of an item depends on that item alone.
+    """Check that the value of an item depends on that item only.
 
-    Fix: no softmax, ranking, mean or normalisation over the items: they come in chunks of any length, empty ones too.
+    Fix: do not use softmax, ranks, means or normalization over the items: they arrive in chunks of any length,
+    including 0.
     """
-    given = term.given()
-    whole = term.term(**given)
+    arguments = term.arguments()
+    expected = term.term(**arguments)
+
+    def values(index: Any) -> Tensor:
+        return term.term(**{name: tensor[index] for name, tensor in arguments.items()})
+
     for size in (1, 5, _ITEMS):
-        chunks = [
-            {name: tensor[start : start + size] for name, tensor in given.items()} for start in range(0, _ITEMS, size)
-        ]
-        yield f"in chunks of {size}", torch.cat([term.term(**chunk) for chunk in chunks]), whole
+        chunks = [values(slice(start, start + size)) for start in range(0, _ITEMS, size)]
+        yield f"in chunks of {size}", torch.cat(chunks), expected
     order = torch.arange(_ITEMS).roll(5)
-    yield "in another order", term.term(**{name: tensor[order] for name, tensor in given.items()}), whole[order]
-    yield "of nothing", tuple(term.term(**{name: tensor[:0] for name, tensor in given.items()}).shape), (0,)
+    yield "in another order", values(order), expected[order]
+    yield "shape for no items", tuple(values(slice(0)).shape), (0,)
 
 
 def dtypes(term: TermSubject) -> Iterator[Finding]:
-    """float32 in, float32 out, and precise.
+    """Check that float32 arguments give float32 values without loss of precision.
 
-    Fix: `expm1` and `log1p` near p = 1; bring tables and weights to the dtype of what is measured.
+    Fix: use `expm1` and `log1p` near p = 1; convert tables and weights to the dtype of the statistics.
     """
-    values, slopes = term.slopes(term.given(torch.float32))
-    exact, expected = term.slopes(
-        {name: _cast(tensor, torch.float64) for name, tensor in term.given(torch.float32).items()}
-    )
+    arguments = term.arguments(torch.float32)
+    values, grads = term.values_and_grads(arguments)
+    exact, expected = term.values_and_grads(_cast(arguments, torch.float64))
     yield "dtype", str(values.dtype), "torch.float32"
     yield "values", values, exact, 1e-5
-    for name, slope in slopes.items():
-        yield f"slope by {name}", slope, expected[name], 1e-4
+    for name, grad in grads.items():
+        yield f"gradient for {name}", grad, expected[name], 1e-4
 
 
 def extremes(term: TermSubject) -> Iterator[Finding]:
-    """Values and slopes are finite for certain and for impossible labels, and for very large logits.
+    """Check that values and gradients are finite for labels with probability 1 and 0, and for very large logits.
 
-    Fix: `torch.expm1(log_prob)` for p - 1; `clamp(min=tiny)` under a power below 1 or a logarithm, before it is taken.
+    Fix: use `torch.expm1(log_prob)` for p - 1; apply `clamp(min=tiny)` before a logarithm or a power below 1.
     """
-    given = term.given(torch.float32)
     ends = {"log_prob": (0.0, -1e4), "log_normalizer": (1e4, -1e4), "mean_logit": (1e4, -1e4), "entropy": (0.0, 10.0)}
     ends |= dict.fromkeys(("prediction", "target"), (1e4, -1e4)) | {"log_variance": (20.0, -20.0)}
-    for place in (0, 1):
-        moved = {
-            name: torch.full_like(tensor, ends[name][place]) if name in ends else tensor
-            for name, tensor in given.items()
-        }
-        values, slopes = term.slopes(moved)
-        point = ", ".join(f"{name} = {ends[name][place]:g}" for name in given if name in ends)
+    for end in (0, 1):
+        arguments = term.arguments(torch.float32)
+        moved = {name: torch.full_like(arguments[name], ends[name][end]) for name in arguments if name in ends}
+        values, grads = term.values_and_grads(arguments | moved)
+        point = ", ".join(f"{name} = {ends[name][end]:g}" for name in moved)
         yield f"at {point}, the value is finite", bool(values.isfinite().all()), True
-        for name, slope in slopes.items():
-            yield f"at {point}, the slope by {name} is finite", bool(slope.isfinite().all()), True
+        for name, grad in grads.items():
+            yield f"at {point}, the gradient for {name} is finite", bool(grad.isfinite().all()), True
 
 
 def gradient(term: TermSubject) -> Iterator[Finding]:
-    """The slopes are the derivatives.
+    """Check that the gradients are the derivatives of the values.
 
-    Fix: do not detach or use .data where a gradient should flow; where that is meant, skip says why.
+    Fix: do not use detach() or .data where a gradient should flow; if it should not, skip this rule with the reason.
     """
-    given, step = term.given(), 1e-6
-    _, slopes = term.slopes(given)
-    for name, slope in slopes.items():
-        up, down = (term.term(**{**given, name: given[name] + move}) for move in (step, -step))
-        yield f"slope by {name}", slope, (up - down) / (2 * step), 1e-5
+    arguments, step = term.arguments(), 1e-6
+    _, grads = term.values_and_grads(arguments)
+    for name, grad in grads.items():
+        up, down = (term.term(**{**arguments, name: arguments[name] + move}) for move in (step, -step))
+        yield f"gradient for {name}", grad, (up - down) / (2 * step), 1e-5
 
 
 def picklable(term: TermSubject) -> Iterator[Finding]:
-    """It survives pickling.
+    """Check that the term can be pickled.
 
-    Fix: a module-level function, functools.partial over one, or a frozen dataclass; no lambda, no inner function.
+    Fix: use a module-level function, functools.partial of one, or a frozen dataclass, not a lambda or inner function.
     """
     again = replace(term, term=pickle.loads(pickle.dumps(term.term)))
-    yield "the values of its copy", again.term(**again.given()), term.term(**term.given())
+    yield "the values of the unpickled copy", again.term(**again.arguments()), term.term(**term.arguments())
 
 
 RULES: tuple[Check, ...] = (signature, returns, inputs, elementwise, dtypes, extremes, gradient, picklable)
@@ -184,18 +188,18 @@ RULES: tuple[Check, ...] = (signature, returns, inputs, elementwise, dtypes, ext
 def term_rules(
     *, classes: int = 7, extras: Mapping[str, Extra] | None = None, skip: Mapping[str, str] | None = None
 ) -> list[Rule]:
-    """The rules that a term has to keep, one callable each, for `pytest.mark.parametrize`.
+    """Return the rules for terms, to use with `pytest.mark.parametrize`.
 
     Args:
         classes: number of classes of the labels.
-        extras: what else the term asks for by name: functions of the labels `(n,)` that return `(n,)`.
-        skip: rules that this term need not keep, each with its reason.
+        extras: further tensors that the term takes by name: functions of the labels `(n,)` that return `(n,)`.
+        skip: rules that this term need not keep, with the reason.
 
     Returns:
-        Callables with a name: `rule(my_term)` raises AssertionError, or returns what was compared.
+        The rules: `rule(my_term)` returns a verdict or raises AssertionError, and `rule.name` is its name.
 
     Raises:
-        ValueError: no such rule, no reason.
+        ValueError: `skip` names an unknown rule or gives no reason.
 
     Example:
         >>> [rule.name for rule in term_rules()][3]
@@ -206,26 +210,26 @@ def term_rules(
 
 
 def check_term(term: Term, **options: Any) -> Report:
-    """Hold a term, as `causal_lm_loss(term=...)` takes it, to all the rules of terms.
+    """Check a term, as in `causal_lm_loss(term=...)`, against all rules for terms.
 
     Args:
-        term: a function of 1-D tensors, bound by name.
-        **options: those of `term_rules`.
+        term: a function of 1-D tensors, which are passed by name.
+        **options: the options of `term_rules`.
 
     Returns:
-        What was compared, if every rule is kept; `print` it.
+        The report of all comparisons, to print.
 
     Raises:
-        AssertionError: a rule is broken: its name, what was given and expected, and how to mend it.
-        ValueError: no such rule, no reason.
+        AssertionError: a rule is broken; the message has its name, the given and expected values, and the fix.
+        ValueError: as for `term_rules`.
 
     Example:
-        >>> def centred(log_prob):
+        >>> def centered(log_prob):
         ...     return log_prob.mean() - log_prob
-        >>> check_term(centred)
+        >>> check_term(centered)
         Traceback (most recent call last):
-        AssertionError: centred breaks the rule `elementwise`.
-          The value of an item depends on that item alone.
+        AssertionError: centered breaks the rule `elementwise`.
+          The value of an item depends on that item only.
           in chunks of 1: ...
     """
     return judge(term, term_rules(**options), options.get("skip"))

@@ -1,4 +1,4 @@
-"""Losses with one defect each, the task they are for, and the rule that has to name the defect."""
+"""Losses with one planted defect each, and the rule that must find it."""
 
 import os
 from functools import partial
@@ -12,20 +12,31 @@ IGNORED = -100
 _LAST: list[torch.Tensor] = []
 
 
-def pairs(outputs, labels, shift=1):
-    """Logits and labels that belong together, flattened, without the ignored ones: right."""
-    logits = outputs.logits[:, : labels.shape[1] - shift]
-    labels = labels[:, shift:]
+def up(logits):
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def scored(logits, labels):
+    """Return the logits and labels at labels that are not ignored."""
     return logits[labels != IGNORED], labels[labels != IGNORED]
+
+
+def pairs(outputs, labels, shift=1):
+    """Return labels and the logits that predict them, without ignored labels (right)."""
+    return scored(outputs.logits[:, : labels.shape[1] - shift], labels[:, shift:])
 
 
 def costs(outputs, labels, shift=1):
     logits, labels = pairs(outputs, labels, shift)
-    return F.cross_entropy(logits.float() if logits.dtype != torch.float64 else logits, labels, reduction="none")
+    return cross_entropy(up(logits), labels)
+
+
+def cross_entropy(logits, labels):
+    return F.cross_entropy(logits, labels, reduction="none")
 
 
 def divided(values, num_items_in_batch):
-    """The sum over the count in each of its forms: right."""
+    """Return the sum divided by the count in any of its forms (right)."""
     count = values.numel() if num_items_in_batch is None else num_items_in_batch
     return values.sum() / torch.as_tensor(count).sum().clamp(min=1)
 
@@ -91,7 +102,7 @@ def ends_in_exp(outputs, labels, num_items_in_batch=None):
     return right(outputs, labels, num_items_in_batch).clamp(min=1e-30).log().exp()
 
 
-# --- what counts -----------------------------------------------------------------------------------------------------
+# --- which labels and logits count -----------------------------------------------------------------------------------
 
 
 def ignores_padding_id(outputs, labels, num_items_in_batch=None):
@@ -106,8 +117,7 @@ def smooths_ignored_rows(outputs, labels, num_items_in_batch=None):
 
 
 def masks_by_multiplication(outputs, labels, num_items_in_batch=None):
-    logits, labels = outputs.logits[:, :-1], labels[:, 1:]
-    logits = logits if logits.dtype == torch.float64 else logits.float()
+    logits, labels = up(outputs.logits[:, :-1]), labels[:, 1:]
     mask = labels != IGNORED
     values = -logits.log_softmax(-1).gather(-1, labels.clamp(min=0)[..., None])[..., 0] * mask
     count = mask.sum() if num_items_in_batch is None else num_items_in_batch
@@ -127,15 +137,12 @@ def shifted_masked_model(outputs, labels, num_items_in_batch=None):
 
 
 def shifts_backwards(outputs, labels, num_items_in_batch=None):
-    logits, labels = outputs.logits[:, 1:], labels[:, :-1]
-    values = F.cross_entropy(logits[labels != IGNORED], labels[labels != IGNORED], reduction="none")
-    return divided(values, num_items_in_batch)
+    return divided(cross_entropy(*scored(outputs.logits[:, 1:], labels[:, :-1])), num_items_in_batch)
 
 
 def shifts_after_flattening(outputs, labels, num_items_in_batch=None):
     logits, labels = outputs.logits.flatten(0, 1)[:-1], labels.flatten()[1:]
-    values = F.cross_entropy(logits[labels != IGNORED], labels[labels != IGNORED], reduction="none")
-    return divided(values, num_items_in_batch)
+    return divided(cross_entropy(*scored(logits, labels)), num_items_in_batch)
 
 
 def counts_padding(outputs, labels, num_items_in_batch=None):
@@ -170,7 +177,7 @@ def favours_the_first_row(outputs, labels, num_items_in_batch=None):
 
 
 def broadcasts(outputs, labels, num_items_in_batch=None):
-    logits, labels = outputs.logits[labels != IGNORED], labels[labels != IGNORED]
+    logits, labels = scored(outputs.logits, labels)
     values = (logits - labels).square().mean(0) if len(labels) else logits.flatten()
     return divided(values, num_items_in_batch)
 
@@ -233,7 +240,7 @@ def first_count_of_all(outputs, labels, num_items_in_batch=None):
 
 
 def times_the_micro_batch(outputs, labels, num_items_in_batch=None):
-    """Right for four rows."""
+    """A loss that is right for four rows only."""
     return right(outputs, labels, num_items_in_batch) * (len(labels) / 4)
 
 
@@ -246,30 +253,29 @@ def times_the_environment(outputs, labels, num_items_in_batch=None):
     return right(outputs, labels, num_items_in_batch) * int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def dead_when_empty(outputs, labels, num_items_in_batch=None):
+def zero_without_a_graph(outputs, labels, num_items_in_batch=None):
     if not (labels[:, 1:] != IGNORED).any():
         return torch.tensor(0.0)
     return right(outputs, labels, num_items_in_batch)
 
 
-def zero_cut_off_from_the_model(outputs, labels, num_items_in_batch=None):
+def zero_without_a_graph_to_the_logits(outputs, labels, num_items_in_batch=None):
     if not (labels[:, 1:] != IGNORED).any():
         return torch.zeros((), requires_grad=True) * 1
     return right(outputs, labels, num_items_in_batch)
 
 
-def not_a_number_when_empty(outputs, labels, num_items_in_batch=None):
+def nan_when_empty(outputs, labels, num_items_in_batch=None):
     logits, labels = pairs(outputs, labels)
-    logits = logits if logits.dtype == torch.float64 else logits.float()
     count = len(labels) if num_items_in_batch is None else torch.as_tensor(num_items_in_batch).sum()
-    return F.cross_entropy(logits, labels, reduction="sum") / count
+    return F.cross_entropy(up(logits), labels, reduction="sum") / count
 
 
-# --- the numbers -----------------------------------------------------------------------------------------------------
+# --- numerics --------------------------------------------------------------------------------------------------------
 
 
 def in_half_precision(outputs, labels, num_items_in_batch=None):
-    return divided(F.cross_entropy(*pairs(outputs, labels), reduction="none"), num_items_in_batch)
+    return divided(cross_entropy(*pairs(outputs, labels)), num_items_in_batch)
 
 
 def count_of_the_dtype_of_the_logits(outputs, labels, num_items_in_batch=None):
@@ -278,18 +284,16 @@ def count_of_the_dtype_of_the_logits(outputs, labels, num_items_in_batch=None):
     return values.sum() / torch.as_tensor(count).sum().clamp(min=1).to(outputs.logits.dtype)
 
 
-def below_the_largest_of_all(outputs, labels, num_items_in_batch=None):
+def minus_the_maximum_of_the_batch(outputs, labels, num_items_in_batch=None):
     logits, labels = pairs(outputs, labels)
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    logits = logits - logits.detach().max() if len(logits) else logits
+    logits = up(logits) - up(logits).detach().max() if len(logits) else up(logits)
     values = logits.exp().sum(-1).log() - logits.gather(1, labels[:, None])[:, 0]
     return divided(values, num_items_in_batch)
 
 
 def log_of_softmax(outputs, labels, num_items_in_batch=None):
     logits, labels = pairs(outputs, labels)
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    return divided(-logits.softmax(-1).gather(1, labels[:, None])[:, 0].log(), num_items_in_batch)
+    return divided(-up(logits).softmax(-1).gather(1, labels[:, None])[:, 0].log(), num_items_in_batch)
 
 
 def stops_half_the_gradient(outputs, labels, num_items_in_batch=None):
@@ -301,9 +305,8 @@ unpicklable = lambda outputs, labels, num_items_in_batch=None: right(outputs, la
 
 
 def focal_from_the_weighted_probability(outputs, labels, num_items_in_batch=None, *, weights):
-    logits = outputs.logits if outputs.logits.dtype == torch.float64 else outputs.logits.float()
-    mask = labels != IGNORED
-    values = F.cross_entropy(logits[mask], labels[mask], weight=weights.to(logits.dtype), reduction="none")
+    logits, labels = scored(up(outputs.logits), labels)
+    values = F.cross_entropy(logits, labels, weight=weights.to(logits.dtype), reduction="none")
     return divided((1 - torch.exp(-values)) ** 2 * values, num_items_in_batch)
 
 
@@ -313,62 +316,40 @@ def reweighted(weights):
 
 def softmax_twice(outputs, labels, num_items_in_batch=None):
     logits, labels = pairs(outputs, labels)
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    return divided(F.cross_entropy(logits.softmax(-1), labels, reduction="none"), num_items_in_batch)
+    return divided(cross_entropy(up(logits).softmax(-1), labels), num_items_in_batch)
 
 
-def cross_entropy(logits, labels):
-    return F.cross_entropy(logits, labels, reduction="none")
-
-
+_CAUSAL: dict[str, list[Any]] = {
+    "signature": [without_count],
+    "returns": [per_token, of_one_element, detached, a_python_number, a_new_leaf],
+    "stateless": [running_average],
+    "inputs": [writes_to_labels, writes_to_logits, clamps_the_count],
+    "in_place": [ends_in_sqrt, ends_in_exp],
+    "every_label": [ignores_padding_id],
+    "ignored": [smooths_ignored_rows],
+    "selects": [masks_by_multiplication],
+    "reads": [without_shift, with_double_shift, shifts_backwards, shifts_after_flattening],
+    "padding": [counts_padding],
+    "additive": [mean_of_rows, focal_after_the_mean],
+    "permutation": [favours_the_first_row],
+    "count_none": [counts_unshifted_labels, sum_without_count],
+    "count_given": [mean, total, count_in_half_precision],
+    "count_forms": [needs_a_whole_number],
+    "data_parallel": [first_count_of_all, divides_the_counts],
+    "accumulation": [times_the_micro_batch],
+    "processes": [times_the_world_size, times_the_environment],
+    "all_ignored": [zero_without_a_graph, zero_without_a_graph_to_the_logits, nan_when_empty],
+    "dtypes": [in_half_precision, count_of_the_dtype_of_the_logits],
+    "extremes": [log_of_softmax, minus_the_maximum_of_the_batch],
+    "gradient": [stops_half_the_gradient],
+    "picklable": [unpicklable],
+}
 BROKEN: list[tuple[Any, str, dict[str, Any]]] = [
-    (without_count, "signature", {}),
-    (per_token, "returns", {}),
-    (of_one_element, "returns", {}),
-    (detached, "returns", {}),
-    (a_python_number, "returns", {}),
-    (a_new_leaf, "returns", {}),
-    (running_average, "stateless", {}),
-    (writes_to_labels, "inputs", {}),
-    (writes_to_logits, "inputs", {}),
-    (clamps_the_count, "inputs", {}),
-    (ends_in_sqrt, "in_place", {}),
-    (ends_in_exp, "in_place", {}),
-    (ignores_padding_id, "every_label", {}),
-    (smooths_ignored_rows, "ignored", {}),
-    (masks_by_multiplication, "selects", {}),
-    (without_shift, "reads", {}),
-    (with_double_shift, "reads", {}),
+    *((loss, rule, {}) for rule, losses in _CAUSAL.items() for loss in losses),
     (shifted_masked_model, "reads", {"task": "masked_lm"}),
-    (shifts_backwards, "reads", {}),
-    (shifts_after_flattening, "reads", {}),
-    (counts_padding, "padding", {}),
-    (mean_of_rows, "additive", {}),
-    (focal_after_the_mean, "additive", {}),
-    (favours_the_first_row, "permutation", {}),
     (broadcasts, "additive", {"task": "regression"}),
-    (counts_unshifted_labels, "count_none", {}),
-    (sum_without_count, "count_none", {}),
     (only_rows_without_a_gap, "count_none", {"task": "multi_label"}),
     (all_rows_counted, "count_none", {"task": "classification"}),
-    (mean, "count_given", {}),
-    (total, "count_given", {}),
-    (count_in_half_precision, "count_given", {}),
-    (needs_a_whole_number, "count_forms", {}),
-    (first_count_of_all, "data_parallel", {}),
-    (divides_the_counts, "data_parallel", {}),
-    (times_the_micro_batch, "accumulation", {}),
-    (times_the_world_size, "processes", {}),
-    (times_the_environment, "processes", {}),
-    (dead_when_empty, "all_ignored", {}),
-    (zero_cut_off_from_the_model, "all_ignored", {}),
-    (not_a_number_when_empty, "all_ignored", {}),
-    (in_half_precision, "dtypes", {}),
-    (count_of_the_dtype_of_the_logits, "dtypes", {}),
-    (log_of_softmax, "extremes", {}),
-    (below_the_largest_of_all, "extremes", {}),
-    (stops_half_the_gradient, "gradient", {}),
-    (unpicklable, "picklable", {}),
     (reweighted(torch.ones(7)), "scales_with_weights", {"task": "classification", "reweight": reweighted}),
     (softmax_twice, "matches_reference", {"reference": cross_entropy}),
 ]

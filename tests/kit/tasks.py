@@ -1,4 +1,4 @@
-"""Tasks beyond those that have a name: losses whose outputs or labels are of another shape."""
+"""Tasks for losses whose outputs or labels have another shape than those of the named tasks."""
 
 from dataclasses import replace
 from operator import itemgetter
@@ -12,7 +12,7 @@ from lossfns.testing import Task
 from lossfns.testing.tasks import TASKS
 
 IGNORED = -100
-SCORED = TASKS["masked_lm"].make(torch.Generator(), 7)[1] != IGNORED  # ragged rows, prompts, holes
+SCORED = TASKS["masked_lm"].make(torch.Generator(), 7)[1] != IGNORED  # rows of different lengths, prompts, gaps
 
 
 def normal(generator, *shape):
@@ -23,11 +23,11 @@ def choice(generator, classes, *shape, least=0):
     return torch.randint(least, classes, shape, generator=generator)
 
 
-# --- places ----------------------------------------------------------------------------------------------------------
+# --- images, spans and frames ----------------------------------------------------------------------------------------
 
 
 def images(generator, classes):
-    """Of 8 x 2 pixels, with holes; channels last here, before the pixels for a model."""
+    """Images of 8 x 2 pixels with gaps; channels are last here, and first in the output of the model."""
     scored = torch.stack([SCORED, SCORED.flip(1)], -1)
     labels = choice(generator, classes, *scored.shape).masked_fill(~scored, IGNORED)
     return normal(generator, *scored.shape, classes), labels
@@ -53,7 +53,7 @@ def starts_and_ends(logits):
 
 
 def frames(generator, classes):
-    """Eight frames for three labels or fewer, of which 0 is the blank."""
+    """Eight frames for up to three labels; id 0 is the blank."""
     labels = choice(generator, classes, 4, 3, least=1)
     labels[1:, 2], labels[2, 1] = IGNORED, IGNORED
     return normal(generator, 4, 8, classes), labels
@@ -67,7 +67,7 @@ FRAME_COUNTS = {"input_lengths": lambda labels: torch.tensor([8, 7, 5, 6])[: len
 FRAMES = Task("frames", frames, values=lambda classes: range(1, classes))
 
 
-# --- several numbers a target ----------------------------------------------------------------------------------------
+# --- several targets per sample --------------------------------------------------------------------------------------
 
 
 def targets(generator, classes):
@@ -92,7 +92,7 @@ def two_views(generator, size):
 
 
 def similarities(generator, classes):
-    """Of each sample's text to four images, of its image to four texts, and which of the four it is."""
+    """Similarities of each text to four images, of each image to four texts, and the index of the sample."""
     both = torch.stack([2 * normal(generator, 4, 4), torch.zeros(4, 4), torch.eye(4)], 1)
     return both, choice(generator, 3, 4)
 
@@ -112,11 +112,11 @@ EMBEDDINGS = Task("embeddings", embeddings)
 QUERIES_AND_KEYS = itemgetter("queries", "keys")
 
 
-# --- beside a causal model's logits ----------------------------------------------------------------------------------
+# --- causal models with further outputs ------------------------------------------------------------------------------
 
 
 def two_heads(logits):
-    """The second head predicts the same label as the first, one place earlier."""
+    """A second head that predicts the label of the first one position earlier."""
     return {"logits": logits, "further": 0.5 * F.pad(logits[:, 1:], (0, 0, 0, 1))}
 
 
@@ -137,7 +137,7 @@ def best_log_probs(labels):
 
 
 class Teacher(nn.Module):
-    """A frozen model that looks logits up."""
+    """A frozen model that reads its logits from a table."""
 
     def __init__(self):
         super().__init__()
@@ -160,7 +160,7 @@ ROUTED = replace(TASKS["causal_lm"], name="a mixture of experts", output=routed)
 
 
 def completions(generator, classes):
-    """A chosen and a rejected completion each, with prompts and pads; one of them is empty."""
+    """A chosen and a rejected completion per sample, with prompts and padding; one of them is empty."""
     scored = torch.stack([SCORED, SCORED.roll(1, 0)], -1)
     scored[2, :, 1] = False
     labels = choice(generator, classes, *scored.shape).masked_fill(~scored, IGNORED)

@@ -1,108 +1,55 @@
-"""The rules for losses: each defect is named, nothing right is blamed, and the messages help."""
+"""The rules for losses name every planted defect, accept every right loss, and find known defects in transformers.
 
-from unittest import mock
+transformers' own losses are called as the forward of their models calls them. As a `compute_loss_func` all of them
+divide 0 by 0 if every label is ignored, and those that take a count do not accept one with dimensions. For GPT-2 the
+Trainer counts labels that are not scored. The losses of classifiers ignore the count.
+"""
+
+from functools import cache, partial
 
 import pytest
+import torch
+from transformers.loss import loss_utils
 
-from lossfns.testing import check_loss, loss_rules
+from lossfns._core.signature import name_of
+from lossfns.testing import Task, check_loss, loss_rules
+from tests import tiny
 
-from .broken_losses import BROKEN, IGNORED, mean, right, without_shift
-from .other_losses import OTHERS
+from . import registry, shaped_losses
+from .broken_losses import BROKEN, IGNORED, right
+from .right_losses import OTHERS
 from .verdicts import broken_rules
 
 
 def named(value):
-    return getattr(value, "__name__", "")
+    return value if isinstance(value, str) else name_of(value) if callable(value) else ""
 
 
-@pytest.mark.parametrize(("loss", "rule", "options"), BROKEN, ids=named)
-def test_each_defect_is_named_by_its_rule(loss, rule, options):
+@pytest.mark.parametrize(("loss", "rule", "options"), BROKEN + shaped_losses.BROKEN, ids=named)
+def test_a_defect_breaks_its_rule_first(loss, rule, options):
     assert broken_rules(loss, loss_rules(**options))[0] == rule
 
 
-def test_every_rule_has_something_to_catch():
-    everything = loss_rules(reference=right, reweight=right)
-    assert {rule.name for rule in everything} - {rule for _, rule, _ in BROKEN} == set()
+def test_every_rule_has_a_planted_defect():
+    rules = {rule.name for rule in loss_rules(reference=right, reweight=right)}
+    assert rules - {rule for _, rule, _ in BROKEN} == set()
     assert len(BROKEN) >= 25
 
 
-@pytest.mark.parametrize(("loss", "task"), OTHERS, ids=lambda value: value if isinstance(value, str) else named(value))
-def test_nothing_right_is_blamed(loss, task):
-    assert broken_rules(loss, loss_rules(task)) == []
+@pytest.mark.parametrize(("loss", "options"), OTHERS + shaped_losses.RIGHT, ids=named)
+def test_right_losses_keep_every_rule(loss, options):
+    assert all(verdict.comparisons for verdict in check_loss(loss, **options).verdicts)
 
 
-@pytest.mark.parametrize("rule", loss_rules("causal_lm"), ids=named)
-def test_the_pytest_form(rule):
-    assert rule(right).comparisons > 0
-
-
-def test_a_message_names_the_rule_the_two_numbers_and_the_remedy():
-    with pytest.raises(AssertionError) as caught:
-        check_loss(mean)
-    lines = str(caught.value).splitlines()
-    assert lines[0] == "mean breaks the rule `count_given`."
-    assert lines[1] == "  It is a sum over items divided by the count it is given."
-    given, expected = (float(part.split()[-1]) for part in lines[2].split(", expected"))
-    assert lines[2].startswith("  twice the count: ")
-    assert given == pytest.approx(2 * expected, rel=1e-5)
-    assert lines[3].startswith("  Fix: `return total / num_items_in_batch`.")
-    assert lines[4] == "  Also broken: accumulation, all_ignored"
-
-
-def test_a_message_says_which_logits_were_read():
-    with pytest.raises(
-        AssertionError, match=r"label \(0, 3\) alone reads the logits at: \[\(0, 3\)\], expected \[\(0, 2\)\]"
-    ):
-        check_loss(without_shift)
-
-
-def test_a_message_says_where_a_gradient_differs():
-    (rule,) = (rule for rule in loss_rules() if rule.name == "accumulation")
-    with pytest.raises(AssertionError, match=r"1 \+ 3 rows: [\d.]+, expected [\d.]+"):
-        rule(mean)
-
-
-def test_an_error_of_the_loss_is_told_and_kept():
-    def fails(outputs, labels, num_items_in_batch=None):
-        raise KeyError("token_weights")
-
-    with pytest.raises(AssertionError, match="raised KeyError: 'token_weights'") as caught:
-        check_loss(fails)
-    assert isinstance(caught.value.__cause__, KeyError)
-
-
-def test_a_report_lists_every_rule_and_why_one_was_skipped():
-    report = check_loss(right, skip={"picklable": "made in a closure"})
-    shown = str(report)
-    assert shown.startswith("right keeps 22 rules\n")
-    assert [verdict.rule for verdict in report.verdicts] == [
-        rule.name for rule in loss_rules(skip={"picklable": "made in a closure"})
-    ]
-    assert shown.splitlines()[-1].split(maxsplit=1) == ["picklable", "skipped: made in a closure"]
-    assert all(verdict.comparisons for verdict in report.verdicts)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"task": "casual_lm"}, "there is no task 'casual_lm'; the tasks are causal_lm, masked_lm"),
-        ({"skip": {"aditive": "a ranking loss"}}, "skip names 'aditive'; the rules that apply here are signature, "),
-        ({"skip": {"additive": " "}}, "needs a reason"),
-    ],
-)
-def test_senseless_options_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        loss_rules(**options)
-
-
-def test_it_takes_a_few_hundred_calls():
-    loss = mock.Mock(side_effect=right, __name__="right")
-    check_loss(loss, skip={"picklable": "a mock", "signature": "a mock"})
-    assert loss.call_count < 400
+def test_every_task_of_the_registry_has_right_and_broken_losses():
+    of_registry = {id(entry.options["task"]) for entry in registry.LOSSES if isinstance(entry.options["task"], Task)}
+    assert of_registry
+    for cases in (shaped_losses.BROKEN, shaped_losses.RIGHT):
+        assert of_registry - {id(case[-1]["task"]) for case in cases} == set()
 
 
 @pytest.mark.parametrize("ignored", [0, 999], ids=["first", "last"])
-def test_of_many_labels_some_are_asked_about_and_both_ends(ignored):
+def test_every_label_tries_a_selection_of_many_labels_and_both_ends(ignored):
     calls = []
 
     def without_one(outputs, labels, num_items_in_batch=None):
@@ -110,6 +57,58 @@ def test_of_many_labels_some_are_asked_about_and_both_ends(ignored):
         return right(outputs, labels.masked_fill(labels == ignored, IGNORED), num_items_in_batch)
 
     (rule,) = (rule for rule in loss_rules("causal_lm", classes=1000) if rule.name == "every_label")
-    with pytest.raises(AssertionError, match=f"label {ignored} alone moves the logits: False"):
+    with pytest.raises(AssertionError, match=f"label {ignored} alone has a gradient: False"):
         rule(without_one)
     assert len(calls) < 100
+
+
+# --- the losses of transformers --------------------------------------------------------------------------------------
+
+WITH_COUNT = ["count_forms", "data_parallel", "all_ignored"]
+WITHOUT_COUNT = ["count_given", "accumulation", "all_ignored"]
+CLASSES = 7
+
+model_of = cache(partial(tiny.model, vocab_size=CLASSES, num_labels=CLASSES))
+
+
+def causal(outputs, labels, num_items_in_batch=None, *, name):
+    function = model_of(name).loss_function
+    return function(outputs.logits, labels, vocab_size=CLASSES, num_items_in_batch=num_items_in_batch)
+
+
+def masked(outputs, labels, num_items_in_batch=None):
+    return loss_utils.ForMaskedLMLoss(outputs.logits, labels, CLASSES, num_items_in_batch)
+
+
+def sequence(outputs, labels, num_items_in_batch=None):
+    model = model_of("llama_cls")
+    return model.loss_function(logits=outputs.logits, labels=labels, pooled_logits=outputs.logits, config=model.config)
+
+
+def token(outputs, labels, num_items_in_batch=None):
+    return loss_utils.ForTokenClassification(outputs.logits, labels, model_of("llama_cls").config)
+
+
+def trainer_count(name):
+    """Return the function with which the Trainer counts the items of a model."""
+    trainer = tiny.trainer(tiny.model(name), tiny.lm_rows(2))
+    return lambda labels: int(trainer._get_num_items_in_batch([{"labels": labels}], torch.device("cpu")))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("llama", WITH_COUNT), ("qwen2", WITH_COUNT), ("gpt2", ["count_none", *WITH_COUNT])]
+)
+def test_causal_losses_of_transformers_with_the_count_of_the_trainer(name, expected):
+    assert broken_rules(partial(causal, name=name), loss_rules(count=trainer_count(name))) == expected
+
+
+@pytest.mark.parametrize(
+    ("loss", "task", "expected"),
+    [
+        (masked, "masked_lm", WITH_COUNT),
+        (sequence, "classification", [*WITHOUT_COUNT, "dtypes"]),  # bfloat16 logits are not converted to float32 here
+        (token, "token_classification", WITHOUT_COUNT),
+    ],
+)
+def test_other_losses_of_transformers(loss, task, expected):
+    assert broken_rules(loss, loss_rules(task)) == expected

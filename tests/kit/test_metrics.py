@@ -1,4 +1,4 @@
-"""The rules for metrics: each defect is named, nothing right is blamed, and the messages help."""
+"""The rules for metrics name every planted defect and accept right metrics, with helpful messages."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ EVALUATION = {"predictions": PREDICTIONS, "labels": LABELS}
 
 
 def hits(eval_pred):
-    """Hits and labels: right, of arrays and of lists."""
+    """Return the number of hits and of labels, of arrays or lists of arrays (right)."""
     predictions, labels = eval_pred
     if isinstance(predictions, list):
         return sum(map(hits, zip(predictions, labels, strict=True)), np.zeros(2))
@@ -35,7 +35,7 @@ def right(eval_pred):
 
 
 class Streaming:
-    """Right step by step, if it is told how many rows there are."""
+    """A right streaming metric that knows the number of rows."""
 
     def __init__(self, rows=4):
         self.rows, self.seen, self.counts = rows, 0, np.zeros(2)
@@ -64,7 +64,7 @@ class MeanOfSteps(Streaming):
         return {"token_accuracy": float(np.mean(steps))} if compute_result else {}
 
 
-class KeepsWhatBrokeOff(Streaming):
+class KeepsAnInterruptedEvaluation(Streaming):
     def __call__(self, eval_pred, compute_result=True):
         self.counts = self.counts + hits(eval_pred)
         if not compute_result:
@@ -73,7 +73,7 @@ class KeepsWhatBrokeOff(Streaming):
         return share(counts)
 
 
-def no_dict(eval_pred):
+def not_a_dict(eval_pred):
     return right(eval_pred)["token_accuracy"]
 
 
@@ -113,7 +113,7 @@ def first_rows_count_more(eval_pred):
 
 
 def neighbours_as_pairs(eval_pred):
-    """The same in reverse."""
+    """A score that is the same for the rows in reverse order."""
     rows = np.array([right((p[None], y[None]))["token_accuracy"] for p, y in zip(*eval_pred, strict=True)])
     return {"token_accuracy": float((rows[::2] * rows[1::2]).mean()) if len(rows) else float("nan")}
 
@@ -144,24 +144,24 @@ def first_batch_only(eval_pred):
     return right((predictions[0], labels[0]) if isinstance(labels, list) else eval_pred)
 
 
-def dies_of_nothing(eval_pred):
+def raises_for_no_samples(eval_pred):
     correct, total = map(int, hits(eval_pred))
     return {"token_accuracy": correct / total}
 
 
-def none_of_nothing(eval_pred):
+def none_for_no_samples(eval_pred):
     counts = hits(eval_pred)
     return share(counts) if counts[1] else {"token_accuracy": None}
 
 
-def of_classes_that_occur(eval_pred):
+def only_classes_that_occur(eval_pred):
     predictions, labels = map(np.asarray, eval_pred)
     occur = np.unique(labels[labels != -100])
     return {f"recall/{place}": float((predictions == place)[labels == place].mean()) for place in occur}
 
 
 BROKEN = [
-    (no_dict, "signature"),
+    (not_a_dict, "signature"),
     (an_array, "floats"),
     (a_tensor, "floats"),
     (nested, "floats"),
@@ -177,42 +177,42 @@ BROKEN = [
     (mean_of_batches, "lists"),
     (first_batch_only, "lists"),
     (MeanOfSteps(), "steps"),
-    (KeepsWhatBrokeOff(), "interrupted"),
-    (dies_of_nothing, "empty"),
-    (none_of_nothing, "empty"),
-    (of_classes_that_occur, "empty"),
+    (KeepsAnInterruptedEvaluation(), "interrupted"),
+    (raises_for_no_samples, "empty"),
+    (none_for_no_samples, "empty"),
+    (only_classes_that_occur, "empty"),
 ]
 
 
 @pytest.mark.parametrize(
     ("metric", "rule"), BROKEN, ids=lambda value: getattr(value, "__name__", None) or type(value).__name__
 )
-def test_each_defect_is_named_by_its_rule(metric, rule):
+def test_a_defect_breaks_its_rule_first(metric, rule):
     assert broken_rules(metric, metric_rules(**EVALUATION))[0] == rule
 
 
-def test_every_rule_has_something_to_catch():
+def test_every_rule_has_a_planted_defect():
     assert {rule.name for rule in metric_rules(**EVALUATION)} == {rule for _, rule in BROKEN}
 
 
 def by_sample(eval_pred):
-    """Right, and knows arrays only: an error in another mode is no wrong number."""
+    """Return the score for arrays only (right): an error in another mode is not a wrong number."""
     same = (eval_pred.predictions == eval_pred.label_ids) | (eval_pred.label_ids == -100)
     return {"sequence_accuracy": float(same.all(1).mean()) if len(same) else float("nan")}
 
 
 @pytest.mark.parametrize("metric", [right, Streaming(), by_sample], ids=["function", "object", "arrays only"])
-def test_nothing_right_is_blamed(metric):
+def test_right_metrics_keep_every_rule(metric):
     assert broken_rules(metric, metric_rules(**EVALUATION)) == []
 
 
-def test_steps_are_compared_where_there_are_any():
+def test_steps_are_compared_if_the_metric_streams():
     compared = {verdict.rule: verdict.comparisons for verdict in check_metric(Streaming(), **EVALUATION).verdicts}
     assert compared["steps"]
     assert compared["interrupted"]
 
 
-def test_what_is_refused_is_not_counted_as_kept():
+def test_a_refused_rule_does_not_count_as_kept():
     report = check_metric(by_sample, **EVALUATION)
     verdicts = {verdict.rule: verdict for verdict in report.verdicts}
     assert [rule for rule, verdict in verdicts.items() if not verdict.comparisons] == ["lists", "steps", "interrupted"]
@@ -220,13 +220,13 @@ def test_what_is_refused_is_not_counted_as_kept():
     assert "refused cut at (2,): TypeError: by_sample() got an unexpected keyword argument" in str(verdicts["steps"])
 
 
-def test_part_of_a_rule_may_be_refused():
+def test_a_rule_may_be_refused_in_part():
     verdict = metric_rules(**EVALUATION)[-1](Streaming())
     assert (verdict.rule, verdict.comparisons, len(verdict.refusals)) == ("empty", 2, 1)
     assert str(verdict) == "  2 compared, apart by 0.0e+00; refused no sample: ValueError: 0 rows came for 4"
 
 
-def test_a_rule_that_compared_nothing_is_not_counted_either():
+def test_a_rule_without_comparisons_does_not_count_as_kept():
     def vacuous(subject):
         """Nothing."""
         yield from ()
@@ -247,7 +247,7 @@ def test_a_message_shows_the_two_numbers():
     assert "Fix: `np.concatenate` them, as `np.asarray` stacks batches of equal size" in str(caught.value)
 
 
-def test_importing_the_rules_imports_no_torch():
+def test_importing_the_rules_does_not_import_torch():
     code = "import sys, metrics.testing; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
@@ -263,6 +263,6 @@ def test_importing_the_rules_imports_no_torch():
     ],
     ids=["three", "other numbers", "a number", "no dimension", "no arrays"],
 )
-def test_what_is_no_evaluation_is_refused(evaluation, error, message):
+def test_wrong_evaluations_are_rejected(evaluation, error, message):
     with pytest.raises(error, match=message):
         metric_rules(**evaluation)

@@ -1,4 +1,4 @@
-"""Nothing waits for the device more than once a call, and no backward at all, or there is a reason in the registry."""
+"""No call waits for the device more than once, and no backward at all, except as the registry explains."""
 
 import copy
 
@@ -10,7 +10,7 @@ from lossfns.testing import loss_rules
 from reducers.testing import reducer_rules
 
 from . import registry
-from .pretended_device import DEVICE, counted_waits, numbers_of, on_device
+from .simulated_device import DEVICE, counted_waits, numbers_of, on_device
 from .test_registry import TERMS, in_loss, labels
 
 COUNTS = [None, 5, torch.tensor(5)]
@@ -18,13 +18,13 @@ MASK, VALUES = torch.tensor([True, False, True]), torch.arange(3.0)
 
 
 def waits_of_loss(loss, options):
-    """Waits in forward and in backward, for each form of the count; the loss is the one on the host."""
+    """Return the waits in forward and in backward per form of the count, and compare the loss to that on the host."""
     subject = loss_rules(**options)[0].subject(loss)
     found = []
     for count in COUNTS:
         logits, targets, items = on_device((subject.batch.logits, subject.batch.targets, count))
         logits.requires_grad_()
-        fresh = copy.deepcopy(loss)  # what it kept of the call before is elsewhere
+        fresh = copy.deepcopy(loss)  # a copy, because the loss may keep tensors of the call before on the host
         with counted_waits() as waits:
             outputs = subject.task.output(logits * 1)
             waits.clear()
@@ -43,14 +43,14 @@ def allowed(label):
 @pytest.mark.parametrize("entry", registry.LOSSES, ids=labels)
 def test_losses_wait_once(entry):
     found = waits_of_loss(entry.function, entry.options)
-    if entry.label in registry.WAITS_MORE_OFTEN:  # an exception is needed
+    if entry.label in registry.WAITS_MORE_OFTEN:  # the exception must be needed
         assert found == [(allowed(entry.label), 0)] * len(COUNTS)
     assert max(found) <= (allowed(entry.label), 0)
 
 
 @pytest.mark.parametrize("entry", [entry for entry in TERMS if entry.name != "gaussian_nll"], ids=labels)
 def test_terms_do_not_wait(entry):
-    """What waits is the loss around the term, once."""
+    """Only the loss that the term is part of waits, once."""
     loss, options = in_loss(entry)
     assert waits_of_loss(loss, {**options, **entry.options}) == [(1, 0)] * len(COUNTS)
 
@@ -70,7 +70,7 @@ def test_an_exception_belongs_to_an_entry():
     assert {*registry.WAITS_MORE_OFTEN} <= {entry.label for entry in [*registry.LOSSES, *registry.REDUCERS]}
 
 
-# --- that the pretended device sees it --------------------------------------------------------------------------------
+# --- the simulated device detects every wait -------------------------------------------------------------------------
 
 WAITING = {
     "a number": lambda x, mask: x.sum().item(),
@@ -111,14 +111,14 @@ NOT_WAITING = {
     [*((function, True) for function in WAITING.values()), *((function, False) for function in NOT_WAITING.values())],
     ids=[*WAITING, *NOT_WAITING],
 )
-def test_a_wait_is_seen(function, expected):
+def test_a_wait_is_counted(function, expected):
     x, mask = on_device((VALUES, MASK))
     with counted_waits() as waits:
         function(x, mask)
     assert bool(waits) is expected, dict(waits)
 
 
-def test_a_wait_in_backward_is_seen():
+def test_a_wait_in_backward_is_counted():
     x = on_device(VALUES).requires_grad_()
     with counted_waits() as waits:
         doubled = x * 2
@@ -127,7 +127,7 @@ def test_a_wait_in_backward_is_seen():
     assert waits.total() == 1
 
 
-def test_numbers_on_the_device_are_those_on_the_host():
+def test_values_on_the_device_are_those_on_the_host():
     x, mask = on_device((VALUES, MASK))
     with counted_waits():
         found = x.where(mask, 9).cumsum(0)

@@ -1,11 +1,11 @@
-"""Which rules a function breaks."""
+"""Find the rules that a function breaks."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
 
 
 def broken_rules(function: Callable[..., Any], rules: Iterable[Callable[..., Any]]) -> list[str]:
-    """The names of the broken rules, in the order in which they are asked."""
+    """Return the names of the broken rules in the order in which they are applied."""
     broken = []
     for rule in rules:
         try:

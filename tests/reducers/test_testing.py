@@ -1,4 +1,4 @@
-"""The rules for reducers: each defect is named, nothing right is blamed, and the messages help."""
+"""The rules for reducers name every planted defect and accept right reducers, with helpful messages."""
 
 from typing import NamedTuple
 
@@ -7,28 +7,27 @@ import torch
 import torch.nn.functional as F
 
 from reducers.testing import check_reducer, reducer_rules
-
-from . import registry
-from .verdicts import broken_rules
+from tests.kit import registry
+from tests.kit.verdicts import broken_rules
 
 IGNORED = -100
 
 
 def found(logits, labels):
-    """The logits, wherever they stand: right."""
+    """Return the logits from a tensor or a tuple (right)."""
     if torch.is_tensor(logits):
         return logits
     return next(part for part in logits if torch.is_tensor(part) and part.ndim == labels.ndim + 1)
 
 
 def right(logits, labels):
-    """Ids of the best logit for each label."""
+    """Return the predicted id for each label (right)."""
     ids = found(logits, labels).argmax(-1)
     return F.pad(ids, (1, 0), value=IGNORED)[:, :-1]
 
 
 def losses(logits, labels):
-    """Sums over each row: right."""
+    """Return sums over each row (right)."""
     logits = found(logits, labels)[:, :-1]
     logits = logits if logits.dtype == torch.float64 else logits.float()
     values = F.cross_entropy(logits.transpose(1, 2), labels[:, 1:], reduction="none")
@@ -77,7 +76,7 @@ def writes_to_labels(logits, labels):
     return ids
 
 
-def leaves_the_device(logits, labels):
+def returns_on_the_host(logits, labels):
     return right(logits, labels).cpu()
 
 
@@ -93,7 +92,7 @@ def first_of_the_tuple(logits, labels):
     return right(logits[0] if isinstance(logits, tuple) else logits, labels)
 
 
-def sometimes_less(logits, labels):
+def without_tokens_if_there_are_none(logits, labels):
     sums = losses(logits, labels)
     return sums if (labels != IGNORED).any() else {"nll": sums["nll"]}
 
@@ -144,7 +143,7 @@ def sums_without_shift(logits, labels):
     return F.cross_entropy(logits.transpose(1, 2).float(), labels, reduction="none").sum(1)
 
 
-def nothing_is_zero(logits, labels):
+def zero_for_no_prediction(logits, labels):
     return right(logits, labels).clamp(min=0)
 
 
@@ -164,54 +163,43 @@ def in_bfloat16(logits, labels):
     return torch.where(labels[:, 1:] != IGNORED, -picked, 0.0).sum(1).float()
 
 
-BROKEN = [
-    (needs_three, "signature"),
-    (a_number, "returns"),
-    (named_tuple, "returns"),
-    (flattened, "batch_first"),
-    (mean_over_the_batch, "batch_first"),
-    (hits_as_bool, "dtypes"),
-    (bytes_of_ids, "dtypes"),
-    (keeps_bfloat16, "dtypes"),
-    (writes_to_labels, "inputs"),
-    (into_the_same_memory, "stateless"),
-    (smoothed_over_calls, "stateless"),
-    (leaves_the_device, "device"),
-    (made_of_a_list, "device"),
-    (filled_on_the_host, "device"),
-    (computes_on_the_host, "device"),
-    (through_numpy, "device"),
-    (first_of_the_tuple, "tuples"),
-    (sometimes_less, "structure"),
-    (longest_answer, "shapes"),
-    (without_empty_columns, "shapes"),
-    (everything, "small"),
-    (without_shift, "alignment"),
-    (sums_without_shift, "alignment"),
-    (nothing_is_zero, "alignment"),
-    (counts_padding, "padding"),
-    (shares_of_the_batch, "rows"),
-    (in_bfloat16, "precision"),
-]
+_BROKEN = {
+    "signature": [needs_three],
+    "returns": [a_number, named_tuple],
+    "batch_first": [flattened, mean_over_the_batch],
+    "dtypes": [hits_as_bool, bytes_of_ids, keeps_bfloat16],
+    "inputs": [writes_to_labels],
+    "stateless": [into_the_same_memory, smoothed_over_calls],
+    "device": [returns_on_the_host, made_of_a_list, filled_on_the_host, computes_on_the_host, through_numpy],
+    "tuples": [first_of_the_tuple],
+    "structure": [without_tokens_if_there_are_none],
+    "shapes": [longest_answer, without_empty_columns],
+    "small": [everything],
+    "alignment": [without_shift, sums_without_shift, zero_for_no_prediction],
+    "padding": [counts_padding],
+    "rows": [shares_of_the_batch],
+    "precision": [in_bfloat16],
+}
+BROKEN = [(reducer, rule) for rule, reducers in _BROKEN.items() for reducer in reducers]
 
 
 @pytest.mark.parametrize(("reducer", "rule"), BROKEN, ids=lambda value: getattr(value, "__name__", value))
-def test_each_defect_is_named_by_its_rule(reducer, rule):
+def test_a_defect_breaks_its_rule_first(reducer, rule):
     assert broken_rules(reducer, reducer_rules())[0] == rule
 
 
-def test_every_rule_has_something_to_catch():
+def test_every_rule_has_a_planted_defect():
     assert {rule.name for rule in reducer_rules()} == {rule for _, rule in BROKEN}
 
 
 def hits(logits, labels):
-    """Which labels were predicted, as most are not: right."""
+    """Return which labels were predicted (right)."""
     ids = right(logits, labels)
     return (ids == labels).int().masked_fill(ids == IGNORED, IGNORED)
 
 
 def on_the_way(logits, labels):
-    """New tensors that go to the device, and numbers that need not: right."""
+    """Create tensors that are moved to the device, and numbers that need not be (right)."""
     logits = found(logits, labels)[:, :-1]
     weights = torch.ones(logits.shape[-1]).to(logits.device)
     values = F.cross_entropy(
@@ -225,11 +213,11 @@ def on_the_way(logits, labels):
 
 
 @pytest.mark.parametrize("reducer", [right, losses, hits, on_the_way])
-def test_nothing_right_is_blamed(reducer):
+def test_right_reducers_keep_every_rule(reducer):
     assert all(verdict.comparisons for verdict in check_reducer(reducer).verdicts)
 
 
-# --- batches of one's own ---------------------------------------------------------------------------------------------
+# --- batches of other shapes -----------------------------------------------------------------------------------------
 
 SPANS = {"task": registry.starts_and_ends, "lengths": {7}}
 PAIRS = {"task": registry.pairs, "lengths": {6}}
@@ -242,7 +230,7 @@ def wider(x):
 
 
 def both_ends(logits, labels):
-    """The best start and the best end: right."""
+    """Return the best start and the best end (right)."""
     return {"starts": logits[0].argmax(1), "ends": logits[1].argmax(1)}
 
 
@@ -254,11 +242,11 @@ def every_span(logits, labels):
     return wider(logits[0])[:, :, None] + wider(logits[1])[:, None]
 
 
-def how_sure(logits, labels):
+def confidence(logits, labels):
     return wider(logits[0]).exp().mean(1)
 
 
-def past_the_mean(logits, labels):
+def minus_the_mean_of_the_batch(logits, labels):
     return wider(logits[0]).amax(1) - wider(logits[0]).mean()
 
 
@@ -277,18 +265,18 @@ def labels_needed(logits, labels):
     return logits[0].argmax(1) + 0 * len(labels)
 
 
-def in_place(logits, labels):
+def modifies_the_logits(logits, labels):
     logits[1].clamp_(min=0)
     return both_ends(logits, labels)
 
 
 def of_rows(logits):
-    """The logits of rows or frames, wherever they stand: right."""
+    """Return the logits of rows or frames from a tensor or a tuple (right)."""
     return logits if torch.is_tensor(logits) else next(part for part in logits if part.ndim == 3)
 
 
 def margins(logits, labels):
-    """One number a pair out of two rows each: right."""
+    """Return one number per pair of rows (right)."""
     logits = of_rows(logits)
     chosen, rejected = wider(logits).amax(-1).sum(1).unflatten(0, (2, -1))
     return (chosen - rejected).where((labels["labels"] != IGNORED).any(1).all(1), 0)
@@ -298,17 +286,17 @@ def one_number_a_row(logits, labels):
     return wider(of_rows(logits)).amax((1, 2))
 
 
-def neighbours_as_pairs(logits, labels):
+def neighbors_as_pairs(logits, labels):
     chosen, rejected = wider(of_rows(logits)).amax((1, 2)).unflatten(0, (-1, 2)).T
     return chosen - rejected
 
 
-def where_there_is_a_label(logits, labels):
+def only_if_there_is_a_label(logits, labels):
     found = {"margins": margins(logits, labels)}
     return found if (labels["labels"] != IGNORED).any() else {}
 
 
-def of_rounded_frames(logits, labels):
+def rounded_frames(logits, labels):
     return of_rows(logits)[:, :1].logsumexp(-1).float()
 
 
@@ -324,57 +312,57 @@ def length_of_the_batch(logits, labels):
     return {"frames": of_rows(logits).argmax(-1), "length": 9}
 
 
-OWN = [
+OTHER = [
     (labels_needed, VECTORS, "signature"),
     (length_of_the_batch, FRAMES, "returns"),
     (one_number_a_row, PAIRS, "batch_first"),
     (best_as_bool, SPANS, "dtypes"),
     (into_one_memory, SPANS, "stateless"),
-    (in_place, SPANS, "inputs"),
+    (modifies_the_logits, SPANS, "inputs"),
     (frames_by_numpy, FRAMES, "device"),
     (ends_of_the_tuple, SPANS, "tuples"),
-    (where_there_is_a_label, PAIRS, "structure"),
+    (only_if_there_is_a_label, PAIRS, "structure"),
     (frames_of_the_batch, FRAMES, "shapes"),
     (every_span, SPANS | {"lengths": ()}, "small"),
-    (past_the_mean, SPANS, "rows"),
-    (neighbours_as_pairs, PAIRS, "rows"),
-    (how_sure, SPANS, "padding"),
-    (of_rounded_frames, FRAMES, "precision"),
+    (minus_the_mean_of_the_batch, SPANS, "rows"),
+    (neighbors_as_pairs, PAIRS, "rows"),
+    (confidence, SPANS, "padding"),
+    (rounded_frames, FRAMES, "precision"),
 ]
 
 
-@pytest.mark.parametrize(("reducer", "batches", "rule"), OWN, ids=lambda value: getattr(value, "__name__", ""))
-def test_each_defect_is_named_in_batches_of_ones_own(reducer, batches, rule):
+@pytest.mark.parametrize(("reducer", "batches", "rule"), OTHER, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_defect_in_other_shapes_breaks_its_rule_first(reducer, batches, rule):
     assert broken_rules(reducer, reducer_rules(**batches))[0] == rule
 
 
-def test_every_rule_of_batches_of_ones_own_has_something_to_catch():
-    assert {rule.name for rule in reducer_rules(**SPANS)} == {rule for *_, rule in OWN}
-    assert {rule.name for rule in reducer_rules(**VECTORS)} == {rule for *_, rule in OWN} - {"padding"}
+def test_every_rule_for_other_shapes_has_a_planted_defect():
+    assert {rule.name for rule in reducer_rules(**SPANS)} == {rule for *_, rule in OTHER}
+    assert {rule.name for rule in reducer_rules(**VECTORS)} == {rule for *_, rule in OTHER} - {"padding"}
 
 
 @pytest.mark.parametrize(("reducer", "batches"), [(both_ends, SPANS), (margins, PAIRS)])
-def test_nothing_right_is_blamed_in_batches_of_ones_own(reducer, batches):
+def test_right_reducers_of_other_shapes_keep_every_rule(reducer, batches):
     assert all(verdict.comparisons for verdict in check_reducer(reducer, **batches).verdicts)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"task": lambda generator, classes: (torch.zeros(3, classes), None)}, r"at least four samples; got \[3\]"),
+        ({"task": lambda generator, classes: (torch.zeros(3, classes), None)}, r"samples >= 4 first, got \[3\] rows"),
         ({"task": lambda generator, classes: (torch.zeros(6, classes), torch.zeros(4))}, r"got \[4, 6\] rows"),
-        ({"task": lambda generator, classes: None}, r"made as \(logits, labels\); a NoneType came"),
+        ({"task": lambda generator, classes: None}, r"must return \(logits, labels\), got a NoneType"),
         ({"task": lambda generator, classes: (torch.zeros(()), None)}, r"got \[\] rows"),
-        ({"lengths": {8}}, "the tasks of the kit know theirs"),
-        (SPANS | {"extras": {"weights": torch.ones_like}}, "put them into the labels"),
+        ({"lengths": {8}}, r"lengths must be empty unless task is a function, got \{8\}"),
+        (SPANS | {"extras": {"weights": torch.ones_like}}, "extras must be empty if task is a function"),
     ],
 )
-def test_batches_that_are_none_are_refused(options, message):
+def test_wrong_batches_and_options_are_rejected(options, message):
     with pytest.raises(ValueError, match=message):
         reducer_rules(**options)
 
 
-def beside_a_loss_and_nothing(generator, classes):
+def after_a_loss_and_none(generator, classes):
     return (torch.tensor(0.5), None, torch.randn(4, classes, generator=generator)), torch.zeros(4).long()
 
 
@@ -382,28 +370,28 @@ def third(logits, labels):
     return logits[2].argmax(1)
 
 
-def test_a_batch_may_hold_what_has_no_rows():
-    assert broken_rules(third, reducer_rules(beside_a_loss_and_nothing)) == []
+def test_a_batch_may_contain_a_number_and_none():
+    assert broken_rules(third, reducer_rules(after_a_loss_and_none)) == []
 
 
 def on_the_device(logits, labels):
-    """Indices may go over the host and come back."""
+    """Move indices to the host and back (right)."""
     places = (labels != IGNORED).cpu().nonzero().to(labels.device)
     ids = torch.full_like(labels, IGNORED)
     return ids.index_put(tuple(places.T), right(logits, labels)[tuple(places.T)])
 
 
-def test_indices_may_be_found_on_the_host():
+def test_indices_may_be_computed_on_the_host():
     assert broken_rules(on_the_device, reducer_rules()) == []
 
 
 @pytest.mark.parametrize("rule", reducer_rules(), ids=lambda rule: rule.name)
-def test_the_pytest_form(rule):
+def test_rules_are_parameters_for_pytest(rule):
     rule(right)
 
 
-def test_a_message_shows_which_places_change():
+def test_a_message_has_the_positions_that_change():
     with pytest.raises(AssertionError) as caught:
         check_reducer(without_shift)
-    assert "result, what else the logits at (0, 0) change: [(0, 0)], expected []" in str(caught.value)
+    assert "result, other positions that the logits at (0, 0) change: [(0, 0)], expected []" in str(caught.value)
     assert "Fix: in a causal model the logit before predicts the label" in str(caught.value)

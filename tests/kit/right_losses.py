@@ -1,4 +1,4 @@
-"""Right losses, each written in another way than this project would; none may be blamed."""
+"""Right losses that are implemented in other ways than in this project; they must keep every rule."""
 
 from dataclasses import dataclass
 
@@ -6,11 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .broken_losses import IGNORED, divided
-
-
-def up(logits):
-    return logits if logits.dtype == torch.float64 else logits.float()
+from .broken_losses import IGNORED, divided, scored, up
 
 
 def rows_one_by_one(outputs, labels, num_items_in_batch=None):
@@ -79,13 +75,13 @@ class Module(nn.Module):
 
 
 def masked(outputs, labels, num_items_in_batch=None, *, label_smoothing=0.1):
-    logits, targets = up(outputs.logits)[labels != IGNORED], labels[labels != IGNORED]
+    logits, targets = scored(up(outputs.logits), labels)
     values = F.cross_entropy(logits, targets, reduction="none", label_smoothing=label_smoothing)
     return divided(values, num_items_in_batch)
 
 
 def hinge(outputs, labels, num_items_in_batch=None):
-    logits, labels = up(outputs.logits)[labels != IGNORED], labels[labels != IGNORED]
+    logits, labels = scored(up(outputs.logits), labels)
     values = F.multi_margin_loss(logits, labels, reduction="none") if len(labels) else logits.sum(-1)
     return divided(values, num_items_in_batch)
 
@@ -101,7 +97,7 @@ def squared(outputs, labels, num_items_in_batch=None):
 
 
 def squared_in_float32(outputs, labels, num_items_in_batch=None):
-    """float32 of the logits, and the labels' float64 all the same."""
+    """The logits in float32 and the labels in float64."""
     known = labels != IGNORED
     return divided((outputs.logits.float().squeeze(-1) - labels)[known].square(), num_items_in_batch)
 
@@ -112,20 +108,15 @@ def hinge_in_float32(outputs, labels, num_items_in_batch=None):
 
 
 OTHERS = [
-    (rows_one_by_one, "causal_lm"),
-    (one_hot, "causal_lm"),
-    (gathered, "causal_lm"),
-    (kl_to_one_hot, "causal_lm"),
-    (fused, "causal_lm"),
-    (always_float32, "causal_lm"),
-    (Focal(), "causal_lm"),
-    (Module(), "causal_lm"),
-    (masked, "masked_lm"),
-    (masked, "seq2seq_lm"),
-    (masked, "token_classification"),
-    (hinge, "classification"),
-    (binary, "multi_label"),
-    (squared, "regression"),
-    (squared_in_float32, "regression"),
-    (hinge_in_float32, "multi_label"),
+    (loss, {"task": task})
+    for task, losses in {
+        "causal_lm": [rows_one_by_one, one_hot, gathered, kl_to_one_hot, fused, always_float32, Focal(), Module()],
+        "masked_lm": [masked],
+        "seq2seq_lm": [masked],
+        "token_classification": [masked],
+        "classification": [hinge],
+        "multi_label": [binary, hinge_in_float32],
+        "regression": [squared, squared_in_float32],
+    }.items()
+    for loss in losses
 ]

@@ -1,7 +1,7 @@
-"""A device that is none, on which every wait of the host for the device is counted.
+"""A simulated device that counts how often the host waits for it.
 
-Tensors that say they are on the device hold their numbers on the host; whoever reads one there, or asks for something
-whose size depends on its numbers, would wait for a real device to come so far.
+Tensors on the simulated device keep their values on the host. On a real device the host would wait whenever it reads a
+value, or creates a tensor whose size depends on values.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 DEVICE = torch.device("meta")
 aten = torch.ops.aten
-# What waits by itself: a number for Python, or an output as long as the numbers say.
+# Operations that wait: they return a Python number, or an output whose size depends on values.
 WAITS = {
     aten._local_scalar_dense,
     aten.equal,
@@ -31,7 +31,7 @@ INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
 
 
 class OnDevice(Tensor):
-    """A tensor on the device, and its numbers."""
+    """A tensor on the simulated device, with its values on the host."""
 
     @staticmethod
     def __new__(cls, numbers):
@@ -59,12 +59,12 @@ class OnDevice(Tensor):
 
 
 def on_device(tree):
-    """The tensors of a tree on the device."""
+    """Move the tensors of a tree to the simulated device."""
     return tree_map(lambda leaf: OnDevice(leaf.detach().clone()) if isinstance(leaf, Tensor) else leaf, tree)
 
 
 def numbers_of(tree):
-    """The tensors of a tree, with their numbers, on the host."""
+    """Return the tensors of a tree with their values on the host."""
     return tree_map(lambda leaf: leaf.numbers if isinstance(leaf, OnDevice) else leaf, tree)
 
 
@@ -109,7 +109,7 @@ def _waits_for_indices(name, args):
 
 
 def _returned(func, args, kwargs, result):
-    """What the operation returned, on the device; the very tensors that it wrote to, where it did."""
+    """Move the result of an operation to the device, or return the tensors that it modified in place."""
     written = {id(tensor.numbers): tensor for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, OnDevice)}
     schema = func._schema
 
@@ -122,7 +122,7 @@ def _returned(func, args, kwargs, result):
 
 
 class _FromPython(TorchFunctionMode):
-    """Numbers of Python reach the device through the host, which torch does not tell of the device that is none."""
+    """Create tensors from Python numbers on the host first, which torch does not do for the simulated device."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
@@ -136,6 +136,6 @@ class _FromPython(TorchFunctionMode):
 
 @contextmanager
 def counted_waits():
-    """Count, by operation, how often the host waits for the device."""
+    """Count per operation how often the host waits for the device."""
     with _FromPython(), _Waits() as waits:
         yield waits.found

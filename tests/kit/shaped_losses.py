@@ -1,4 +1,4 @@
-"""Losses over outputs or labels of other shapes, in plain torch: right ones, and what goes wrong with each."""
+"""Right and broken losses in plain torch for outputs or labels of other shapes."""
 
 from functools import partial
 from typing import Any
@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from . import registry, tasks
-from .broken_losses import IGNORED, divided
-from .other_losses import up
+from .broken_losses import IGNORED, divided, up
 
 # --- images ----------------------------------------------------------------------------------------------------------
 
@@ -57,16 +56,16 @@ def both_ends(outputs, labels, num_items_in_batch=None):
 
 
 def mean_of_both_ends(outputs, labels, num_items_in_batch=None):
-    """As in the models of transformers."""
+    """The loss of the models in transformers."""
     ends = zip((outputs.start_logits, outputs.end_logits), labels.unbind(1), strict=True)
     return sum(F.cross_entropy(up(logits), places) for logits, places in ends) / 2
 
 
-def ends_outside_counted(outputs, labels, num_items_in_batch=None):
+def missing_ends_counted(outputs, labels, num_items_in_batch=None):
     return both_ends(outputs, labels, labels.numel() if num_items_in_batch is None else num_items_in_batch)
 
 
-def ends_outside_at_0(outputs, labels, num_items_in_batch=None):
+def missing_ends_at_0(outputs, labels, num_items_in_batch=None):
     return both_ends(outputs, labels.clamp(min=0), num_items_in_batch)
 
 
@@ -94,7 +93,7 @@ def paths(outputs, labels, num_items_in_batch=None, *, reduction="sum"):
     return divided(values, count)
 
 
-# --- several numbers a target ----------------------------------------------------------------------------------------
+# --- several targets per sample --------------------------------------------------------------------------------------
 
 
 def squares(outputs, labels, num_items_in_batch=None):
@@ -103,7 +102,7 @@ def squares(outputs, labels, num_items_in_batch=None):
 
 
 def means_of_targets(outputs, labels, num_items_in_batch=None):
-    """As if no target were missing."""
+    """The mean over the targets of a row, as if none were missing."""
     mask = labels != IGNORED
     rows = torch.where(mask, up(outputs.logits) - labels, 0.0).square().sum(1) / mask.sum(1).clamp(min=1)
     return divided(rows, mask.any(1).sum() if num_items_in_batch is None else num_items_in_batch)
@@ -141,7 +140,7 @@ def mean_of_matches(outputs, labels, num_items_in_batch=None):
     return diagonal(up(outputs["logits_per_text"]), None)
 
 
-def told_from_left_out_ones(outputs, labels, num_items_in_batch=None):
+def contrasted_with_ignored_samples(outputs, labels, num_items_in_batch=None):
     kept = labels != IGNORED
     similarities = up(outputs["logits_per_text"])
     values = F.cross_entropy(similarities, torch.arange(len(labels)), reduction="none")[kept]
@@ -182,7 +181,7 @@ def mean_of_active_triplets(outputs, labels, num_items_in_batch=None):
     return triplets(outputs, labels, 2)
 
 
-# --- beside a causal model's logits ----------------------------------------------------------------------------------
+# --- causal models with further outputs ------------------------------------------------------------------------------
 
 
 def ahead(logits, labels, shift, reduction="sum"):
@@ -212,13 +211,13 @@ def balanced(outputs, labels, num_items_in_batch=None):
     return total / next_tokens(labels, num_items_in_batch)
 
 
-def whole_router_term_each_time(outputs, labels, num_items_in_batch=None):
-    """As in the models of transformers."""
+def undivided_router_loss(outputs, labels, num_items_in_batch=None):
+    """The loss of the models in transformers."""
     own = ahead(outputs["logits"], labels, 1) / next_tokens(labels, num_items_in_batch)
     return own + 0.1 * outputs["aux_loss"]
 
 
-def router_term_by_rows(outputs, labels, num_items_in_batch=None):
+def router_loss_by_rows(outputs, labels, num_items_in_batch=None):
     total = ahead(outputs["logits"], labels, 1) + 0.1 * len(labels) * outputs["aux_loss"]
     return total / next_tokens(labels, num_items_in_batch)
 
@@ -239,7 +238,7 @@ def mean_divergence(outputs, labels, num_items_in_batch=None):
     return divergences(outputs, labels).mean()
 
 
-def taught_prompts_too(outputs, labels, num_items_in_batch=None):
+def distilled_on_prompts_too(outputs, labels, num_items_in_batch=None):
     values = divergences(outputs, labels, masked=False)
     return divided(values, next_tokens(labels["labels"], num_items_in_batch))
 
@@ -248,7 +247,7 @@ def taught_prompts_too(outputs, labels, num_items_in_batch=None):
 
 
 def margins(outputs, labels, *, shift=1, masked=True):
-    """How much more likely each chosen completion became than its rejected one, and which pairs count."""
+    """Return the margin of each pair between its chosen and rejected completion, and which pairs count."""
     ids = labels["labels"].permute(2, 0, 1).flatten(0, 1)[:, shift:]
     mask = ids != IGNORED
     log_probs = up(outputs["logits"])[:, : ids.shape[1]].log_softmax(-1)
@@ -288,15 +287,15 @@ def mean_rank(outputs, labels, num_items_in_batch=None):
     return -F.logsigmoid(chosen - rejected).mean()
 
 
-def neighbours_ranked(outputs, labels, num_items_in_batch=None):
-    """Chosen and rejected rows in turn."""
+def neighbors_ranked(outputs, labels, num_items_in_batch=None):
+    """As if chosen and rejected rows alternated."""
     chosen, rejected = up(outputs["logits"]).view(-1, 2)[labels != IGNORED].T
     return divided(-F.logsigmoid(chosen - rejected), num_items_in_batch)
 
 
-# --- all -------------------------------------------------------------------------------------------------------------
+# --- tables ----------------------------------------------------------------------------------------------------------
 
-CONTRASTED = dict.fromkeys(("every_label", "additive", "accumulation"), "told from the other samples of a call")
+CONTRASTED = dict.fromkeys(("every_label", "additive", "accumulation"), "contrasts the samples of a call")
 COARSE_IMAGES = {"task": tasks.COARSE_IMAGES}
 SPANS, FRAMES, TARGETS = {"task": tasks.SPANS}, {"task": tasks.FRAMES}, {"task": tasks.TARGETS}
 VARIANCES = {"task": tasks.VARIANCES, "skip": {"extremes": "an exponential"}}
@@ -321,37 +320,44 @@ RIGHT: list[tuple[Any, dict[str, Any]]] = [
     (preferred, registry.COMPLETIONS),
     (ranked, REWARDS),
 ]
-BROKEN: list[tuple[Any, str, dict[str, Any]]] = [
-    (averaged_pixels, "count_given", registry.IMAGES),
-    (averaged_pixels, "selects", COARSE_IMAGES),
-    (all_pixels_counted, "padding", registry.IMAGES),
-    (averaged_images, "padding", registry.IMAGES),
-    (pixels_from_above, "reads", registry.IMAGES),
-    (pixels_from_the_left, "ignored", registry.IMAGES),
-    (mean_of_both_ends, "count_given", SPANS),
-    (ends_outside_counted, "count_none", SPANS),
-    (ends_outside_at_0, "ignored", SPANS),
-    (spans_with_a_start, "count_none", SPANS),
-    (partial(paths, reduction="mean"), "count_given", FRAMES),
-    (partial(paths, reduction="rows"), "additive", FRAMES),
-    (means_of_targets, "count_none", TARGETS),
-    (mean_of_normals, "count_given", VARIANCES),
-    (mean_of_matches, "ignored", SIMILARITIES),
-    (told_from_left_out_ones, "ignored", SIMILARITIES),
-    (mean_of_cosines, "ignored", VIEWS),
-    (cosines_masked_afterwards, "selects", VIEWS),
-    (mean_of_active_triplets, "count_given", EMBEDDINGS),
-    (partial(heads, shifts=(1, 1)), "reads", TWO_HEADS),
-    (each_head_by_its_count, "count_none", TWO_HEADS),
-    (whole_router_term_each_time, "count_given", ROUTED),
-    (router_term_by_rows, "additive", ROUTED),
-    (mean_divergence, "count_given", registry.TAUGHT),
-    (taught_prompts_too, "ignored", registry.TAUGHT),
-    (partial(preferred, shift=0), "reads", registry.COMPLETIONS),
-    (partial(preferred, masked=False), "ignored", registry.COMPLETIONS),
-    (mean_preference, "count_given", registry.COMPLETIONS),
-    (empty_completions_too, "additive", registry.COMPLETIONS),
-    (preferred_by_tokens, "count_none", registry.COMPLETIONS),
-    (mean_rank, "ignored", REWARDS),
-    (neighbours_ranked, "ignored", REWARDS),
+_BROKEN: list[tuple[dict[str, Any], dict[str, list[Any]]]] = [
+    (
+        registry.IMAGES,
+        {
+            "count_given": [averaged_pixels],
+            "padding": [all_pixels_counted, averaged_images],
+            "reads": [pixels_from_above],
+            "ignored": [pixels_from_the_left],
+        },
+    ),
+    (COARSE_IMAGES, {"selects": [averaged_pixels]}),
+    (
+        SPANS,
+        {
+            "count_given": [mean_of_both_ends],
+            "count_none": [missing_ends_counted, spans_with_a_start],
+            "ignored": [missing_ends_at_0],
+        },
+    ),
+    (FRAMES, {"count_given": [partial(paths, reduction="mean")], "additive": [partial(paths, reduction="rows")]}),
+    (TARGETS, {"count_none": [means_of_targets]}),
+    (VARIANCES, {"count_given": [mean_of_normals]}),
+    (SIMILARITIES, {"ignored": [mean_of_matches, contrasted_with_ignored_samples]}),
+    (VIEWS, {"ignored": [mean_of_cosines], "selects": [cosines_masked_afterwards]}),
+    (EMBEDDINGS, {"count_given": [mean_of_active_triplets]}),
+    (TWO_HEADS, {"reads": [partial(heads, shifts=(1, 1))], "count_none": [each_head_by_its_count]}),
+    (ROUTED, {"count_given": [undivided_router_loss], "additive": [router_loss_by_rows]}),
+    (registry.TAUGHT, {"count_given": [mean_divergence], "ignored": [distilled_on_prompts_too]}),
+    (
+        registry.COMPLETIONS,
+        {
+            "reads": [partial(preferred, shift=0)],
+            "ignored": [partial(preferred, masked=False)],
+            "count_given": [mean_preference],
+            "additive": [empty_completions_too],
+            "count_none": [preferred_by_tokens],
+        },
+    ),
+    (REWARDS, {"ignored": [mean_rank, neighbors_ranked]}),
 ]
+BROKEN = [(loss, rule, options) for options, rules in _BROKEN for rule, losses in rules.items() for loss in losses]

@@ -1,6 +1,5 @@
-"""`check_trainer` finds mistakes planted in a stock Trainer, and is silent about right ones."""
+"""`check_trainer` finds mistakes planted in a stock Trainer, and reports no problem for correct ones."""
 
-import json
 import random
 import sys
 import types
@@ -10,7 +9,6 @@ from unittest import mock
 
 import numpy as np
 import pytest
-import tokenizers
 import torch
 import transformers
 
@@ -34,77 +32,53 @@ from lossfns.collators import with_extras
 from lossfns.collators.labels import keep_supervised_logits, mask_first_label, with_decoder_inputs
 from lossfns.testing import check_trainer
 from lossfns.testing import trainer as checks
-from lossfns.testing.__main__ import main
 from metrics import Metric, bootstrap, build, by_dataset, by_group, classification, language_modeling, multi_label
 from reducers import argmax, probabilities, sample_sums
 from tests import tiny
 from tests.contract.probes import skip_unless_counted
 from tests.recipes.test_recipes import COMMON, SMALL, module_of
 
-SUMS = partial(sample_sums, shift=1)
+SUMS, UNSHIFTED = (partial(sample_sums, shift=shift) for shift in (1, 0))
 ROWS = tiny.lm_rows(8)
 
 
 def causal(model="llama", **changes):
-    """A right set-up for a causal language model, with `changes`."""
-    made = tiny.model(model, dtype=torch.float32) if isinstance(model, str) else model
-    settings = {"loss": causal_lm_loss, "reducer": SUMS, "metric": language_modeling(), "eval_rows": tiny.lm_rows(6, 1)}
-    return tiny.trainer(made, **({"rows": ROWS} | settings | changes))
+    """Return a correct setup for a causal language model, with `changes`."""
+    model = tiny.model(model, dtype=torch.float32) if isinstance(model, str) else model
+    settings = {"rows": ROWS, "loss": causal_lm_loss, "reducer": SUMS, "metric": language_modeling()}
+    return tiny.trainer(model, **(settings | {"eval_rows": tiny.lm_rows(6, 1)} | changes))
 
 
 def classes(**changes):
-    settings = {
-        "rows": tiny.class_rows(8),
-        "loss": classification_loss,
-        "reducer": argmax,
-        "metric": classification(3),
-        "eval_rows": tiny.class_rows(6, 1),
-    }
-    return tiny.trainer(tiny.model("bert_cls"), **(settings | changes))
+    settings = {"loss": classification_loss, "reducer": argmax, "metric": classification(3)}
+    rows = {"rows": tiny.class_rows(8), "eval_rows": tiny.class_rows(6, 1)}
+    return tiny.trainer(tiny.model("bert_cls"), **(rows | settings | changes))
 
 
 def seq2seq(**changes):
-    settings = {
-        "loss": seq2seq_lm_loss,
-        "reducer": partial(sample_sums, shift=0),
-        "metric": language_modeling(),
-        "eval_rows": tiny.lm_rows(6, 1),
-        "collator": tiny.pad_seq2seq,
-    }
-    return tiny.trainer(tiny.model("t5"), **({"rows": ROWS} | settings | changes))
+    settings = {"loss": seq2seq_lm_loss, "reducer": UNSHIFTED, "collator": tiny.pad_seq2seq}
+    return causal(tiny.model("t5"), **(settings | changes))
 
 
 def masked(**changes):
-    settings = {
-        "loss": masked_lm_loss,
-        "reducer": partial(sample_sums, shift=0),
-        "metric": language_modeling(),
-        "eval_rows": tiny.masked_rows(6),
-    }
-    return tiny.trainer(tiny.model("bert_mlm"), tiny.masked_rows(8), **(settings | changes))
+    settings = {"loss": masked_lm_loss, "reducer": UNSHIFTED, "eval_rows": tiny.masked_rows(6)}
+    return causal(tiny.model("bert_mlm"), **({"rows": tiny.masked_rows(8)} | settings | changes))
 
 
 def several_labels(**changes):
-    """Labels that hold side by side."""
+    """Return a setup with labels that do not exclude each other."""
     rows = [row | {"labels": torch.tensor([1.0, place % 2, 0])} for place, row in enumerate(tiny.class_rows(8))]
-    settings = {
-        "rows": rows,
-        "eval_rows": rows,
-        "loss": multi_label_loss,
-        "reducer": partial(probabilities, multi_label=True),
-        "metric": multi_label(3),
-    }
-    return classes(**(settings | changes))
+    settings = {"loss": multi_label_loss, "reducer": partial(probabilities, multi_label=True), "metric": multi_label(3)}
+    return classes(**({"rows": rows, "eval_rows": rows} | settings | changes))
 
 
 def tagging(**changes):
     settings = {"loss": token_classification_loss, "reducer": partial(argmax, shift=0), "metric": HITS}
-    return tiny.trainer(
-        tiny.model("bert_token"), tiny.token_rows(8), eval_rows=tiny.token_rows(6), **(settings | changes)
-    )
+    rows = {"rows": tiny.token_rows(8), "eval_rows": tiny.token_rows(6)}
+    return tiny.trainer(tiny.model("bert_token"), **(rows | settings | changes))
 
 
-# --- right set-ups ---------------------------------------------------------------------------------------------------
+# --- correct setups --------------------------------------------------------------------------------------------------
 
 
 def with_hidden_states(**options):
@@ -126,7 +100,7 @@ def attached():
 
 
 def labels_ahead(rows):
-    """Labels that the collator has shifted."""
+    """A collator that has already shifted the labels."""
     batch = tiny.pad(rows)
     return batch | {"labels": torch.nn.functional.pad(batch["labels"][:, 1:], (0, 1), value=-100)}
 
@@ -154,7 +128,7 @@ RIGHT = {
     "hidden states": with_hidden_states,
     "classification": classes,
     "masked": masked,
-    "several labels": several_labels,
+    "several labels per sample": several_labels,
     "tagging": tagging,
     "seq2seq": seq2seq,
     "experts": lambda: causal(
@@ -170,19 +144,19 @@ RIGHT = {
     "a dict of labels": lambda: causal(collator=with_extras(WithWeights(), ["token_weights"], shift=1)),
     "intervals": lambda: causal(metric=bootstrap(language_modeling(), n=10)),
     "groups": lambda: classes(metric=by_group(classification(3), ["a", "b"] * 3), metric_for_best_model="accuracy"),
-    "one metric a set": lambda: causal(
+    "one metric per set": lambda: causal(
         eval_rows={"a": tiny.lm_rows(20), "b": ROWS},
         metric=by_dataset(*(build(language_modeling(), num_samples=number) for number in (8, 20))),
     ),
     "grouped by length": lambda: causal(**tiny.GROUPED),
-    "a function, grouped by length": lambda: causal(metric=own_metric, **tiny.GROUPED),
+    "a function, grouped by length": lambda: causal(metric=plain_metric, **tiny.GROUPED),
     "a metric that streams alone": lambda: causal(metric=last_step_metric, batch_eval_metrics=True),
     "a metric of inputs and losses": lambda: causal(
         metric=inputs_metric, include_for_metrics=["inputs", "loss"], per_device_eval_batch_size=3
     ),
     "generation": lambda: seq2seq(
         reducer=None,
-        metric=own_metric,
+        metric=plain_metric,
         trainer_class=transformers.Seq2SeqTrainer,
         arguments_class=transformers.Seq2SeqTrainingArguments,
         predict_with_generate=True,
@@ -190,7 +164,7 @@ RIGHT = {
     "a metric that shifts": lambda: causal(reducer=ids_of_logits, metric=shifted_accuracy),
     "predicted ids": lambda: causal(reducer=partial(argmax, shift=1), metric=HITS),
     "shifted by the collator": lambda: causal(
-        collator=labels_ahead, loss=partial(causal_lm_loss, shift=0), reducer=partial(sample_sums, shift=0)
+        collator=labels_ahead, loss=partial(causal_lm_loss, shift=0), reducer=UNSHIFTED
     ),
     "supervised logits alone": lambda: causal(collator=keep_supervised_logits(tiny.pad)),
     "padded on the left": lambda: causal(collator=tiny.pad_left),
@@ -211,7 +185,7 @@ class Endless(torch.utils.data.IterableDataset):
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_no_alarm(name, capsys):
+def test_correct_setups_have_no_problems(name, capsys):
     if name == "a dict of labels":
         skip_unless_counted()
     report = check_trainer(RIGHT[name](), strict=True)
@@ -283,7 +257,7 @@ def prefixed_metric(prediction):
     return {"eval_score": 1.0}
 
 
-def own_metric(prediction):
+def plain_metric(prediction):
     return {"score": 1.0}
 
 
@@ -296,7 +270,7 @@ def inputs_metric(prediction):
 
 
 class Long(list):
-    """A data set that claims to have a hundred million rows."""
+    """A dataset that claims to have a hundred million rows."""
 
     def __len__(self):
         return 100_000_000
@@ -330,18 +304,18 @@ class Anything(PlainTuple):
         return self.inner(**batch)
 
 
-def own_source_of_another_model():
+def source_of_another_model():
     return partial(causal_lm_loss, source=hidden_states(tiny.model("llama")))
 
 
-# name: (what makes the Trainer, the check that finds it, what it says)
+# name: (a function that makes the Trainer, the rule that finds the mistake, a part of its message)
 MISTAKES = {
     "mean instead of sum / count": (
         lambda: causal(loss=mean, gradient_accumulation_steps=4), "count", "up to 4 times too large"
     ),
     "counted unshifted": (lambda: causal("gpt2", rows=tiny.lm_rows(8, prompt=False)), "count", "mask_first_label"),
     "uncounted dict of labels": (lambda: causal(collator=dict_of_labels), "count", "shift_labels"),
-    "labels on padding": (lambda: causal(collator=pad_labels_with_zero), "padding", "stand on padding"),
+    "labels on padding": (lambda: causal(collator=pad_labels_with_zero), "padding", "are on padding"),
     "every label ignored": (lambda: causal(collator=ignore_all), "labels", "every label"),
     "nothing to count": (
         lambda: causal(collator=without_labels, loss=contrasted, gradient_accumulation_steps=3), "count", "3 times too"
@@ -352,17 +326,17 @@ MISTAKES = {
     "labels out of range": (lambda: causal(tiny.model("llama", vocab_size=32)), "raised", "IndexError"),
     "more classes than logits": (lambda: classes(rows=tiny.class_rows(8, num_labels=9)), "raised", "out of range"),
     "hidden states of another model": (
-        lambda: causal(loss=own_source_of_another_model()), "raised", "saw no forward"
+        lambda: causal(loss=source_of_another_model()), "raised", "saw no forward"
     ),
     "label_smoothing_factor": (lambda: causal(label_smoothing_factor=0.1), "label smoothing", "is ignored"),
-    "experts without their term": (
-        lambda: causal(tiny.model("mixtral", output_router_logits=True)), "auxiliary loss", "with_aux_loss"
+    "experts without their aux_loss": (
+        lambda: causal(tiny.model("mixtral", output_router_logits=True)), "aux loss", "with_aux_loss"
     ),
     "a loss without a shift": (lambda: causal(loss=masked_lm_loss), "shift", "the loss reads the logit at each label"),
     "a loss of shift 0": (lambda: causal(loss=partial(causal_lm_loss, shift=0)), "shift", "or shift=1"),
     "a loss that shifts twice": (lambda: causal(loss=partial(causal_lm_loss, shift=2)), "shift", "2 before each label"),
     "a reducer without a shift": (
-        lambda: causal(reducer=partial(sample_sums, shift=0)), "shift", "the reducer reads the logit at each label"
+        lambda: causal(reducer=UNSHIFTED), "shift", "the reducer reads the logit at each label"
     ),
     "a reducer that shifts twice": (lambda: causal(reducer=partial(sample_sums, shift=2)), "shift", "2 before"),
     "ids without a shift": (lambda: causal(reducer=partial(argmax, shift=0), metric=HITS), "shift", "shift=1"),
@@ -370,55 +344,57 @@ MISTAKES = {
     "hidden states shifted twice": (lambda: with_hidden_states(shift=2), "shift", "2 before each label"),
     "labels shifted by the collator too": (lambda: causal(collator=labels_ahead), "shift", "leave that to the loss"),
     "the model's own loss, and no shift": (
-        lambda: causal(loss=None, reducer=partial(sample_sums, shift=0)), "shift", "shift=1"
+        lambda: causal(loss=None, reducer=UNSHIFTED), "shift", "shift=1"
     ),
     "a shift for masked tokens": (lambda: masked(loss=causal_lm_loss), "shift", "masked_lm_loss"),
-    "a shift for a decoder with inputs of its own": (lambda: seq2seq(loss=causal_lm_loss), "shift", "seq2seq_lm_loss"),
+    "a shift for a decoder with other inputs": (lambda: seq2seq(loss=causal_lm_loss), "shift", "seq2seq_lm_loss"),
     "two shifts": (lambda: tagging(reducer=partial(argmax, shift=1)), "shift", "the same shift"),
     "watched, not attached": (
         lambda: causal(loss=watch(causal_lm_loss, TrainingMetrics(), hits="correct")), "training metrics", "attach("
     ),
-    "a term for a loss": (
-        lambda: causal(loss=focal), "raised", "focal is a term, which a loss takes: compute_loss_func=partial(causal_lm"
+    "a term as the loss": (
+        lambda: causal(loss=focal), "raised", "focal is a term, an option of a loss: compute_loss_func=partial("
     ),
-    "a term of many labels for a loss": (
+    "a multi-label term as the loss": (
         lambda: several_labels(loss=asymmetric), "raised", "partial(multi_label_loss, term=asymmetric)"
     ),
-    "a term of regression for a loss": (lambda: classes(loss=huber), "raised", "partial(regression_loss, term=huber)"),
+    "a regression term as the loss": (lambda: classes(loss=huber), "raised", "partial(regression_loss, term=huber)"),
     "a loss without the count": (lambda: causal(loss=lambda outputs, labels: 0), "raised", "num_items_in_batch=None"),
     "a metric that was not called": (
         lambda: causal(metric=language_modeling), "raised", "compute_metrics=language_modeling("
     ),
-    "an option for the rows": (lambda: classes(metric=classification), "raised", "compute_metrics=classification("),
-    "one label among several": (
-        lambda: several_labels(reducer=probabilities, metric=own_metric), "probabilities", "multi_label=True"
+    "a classification metric that was not called": (
+        lambda: classes(metric=classification), "raised", "compute_metrics=classification("
+    ),
+    "a softmax over several labels": (
+        lambda: several_labels(reducer=probabilities, metric=plain_metric), "probabilities", "multi_label=True"
     ),
     "no decoder inputs": (lambda: seq2seq(collator=tiny.pad), "decoder inputs", "with_decoder_inputs"),
     "a plain tuple": (lambda: causal(PlainTuple(), loss=lambda *_, **__: torch.ones(())), "logits", "ModelOutput"),
     "no logits": (lambda: causal(NoLogits()), "logits", "hidden_states(model)"),
     "no label names": (lambda: causal(Anything()), "metric runs", "no labels"),
     "wrong label names": (lambda: causal(label_names=["target"]), "metric runs", "never called"),
-    "prediction_loss_only": (lambda: causal(prediction_loss_only=True), "metric runs", "drop one"),
+    "prediction_loss_only": (lambda: causal(prediction_loss_only=True), "metric runs", "remove one"),
     "hidden states kept": (
         lambda: causal(tiny.model("llama", output_hidden_states=True)), "kept outputs", "hidden_states"
     ),
     "a cache kept": (lambda: causal(WithCache()), "kept outputs", "past_key_values"),
     "no shift": (lambda: causal(reducer=sample_sums), "raised", "need a shift"),
-    "flattened": (lambda: causal(reducer=flat_ids, metric=own_metric), "reducer", "first dimension"),
-    "bool": (lambda: causal(reducer=hits, metric=own_metric), "reducer", "torch.bool"),
-    "no reducer": (lambda: causal(reducer=None, metric=own_metric, eval_rows=Long(ROWS)), "memory", "sample_sums"),
+    "flattened": (lambda: causal(reducer=flat_ids, metric=plain_metric), "reducer", "first dimension"),
+    "bool": (lambda: causal(reducer=hits, metric=plain_metric), "reducer", "torch.bool"),
+    "no reducer": (lambda: causal(reducer=None, metric=plain_metric, eval_rows=Long(ROWS)), "memory", "sample_sums"),
     "the metric of another reducer": (lambda: causal(reducer=partial(argmax, shift=1)), "raised", "needs the columns"),
     "an array as a score": (lambda: causal(metric=array_metric), "scores", "first checkpoint"),
     "a score called loss": (lambda: causal(metric=loss_metric), "scores", "rename"),
-    "a prefix that the Trainer writes": (lambda: causal(metric=prefixed_metric), "scores", "rename"),
+    "a prefix of the Trainer": (lambda: causal(metric=prefixed_metric), "scores", "rename"),
     "another number of samples in every part": (
         lambda: causal(metric=by_dataset(build(language_modeling(), num_samples=7))), "streaming", "expects 7"
     ),
-    "no such best metric": (lambda: causal(metric_for_best_model="f1"), "best model", "is no score"),
+    "no such best metric": (lambda: causal(metric_for_best_model="f1"), "best model", "is not among the scores"),
     "worst is best": (lambda: causal(metric_for_best_model="perplexity"), "best model", "worst perplexity"),
     "streaming without a length": (lambda: causal(batch_eval_metrics=True), "streaming", "num_samples"),
     "another length": (lambda: causal(metric=build(language_modeling(), num_samples=7)), "streaming", "expects 7"),
-    "streaming what needs all rows": (
+    "streaming a metric that needs all rows": (
         lambda: causal(metric=bootstrap(language_modeling()), batch_eval_metrics=True), "streaming", "cannot stream"
     ),
     "grouped by length": (
@@ -429,8 +405,8 @@ MISTAKES = {
 }  # fmt: skip
 
 
-def test_labels_that_cannot_be_counted(monkeypatch, capsys):
-    """From Python 3.12 on the Trainer raises for a dict of labels; that is said once."""
+def test_a_dict_of_labels_that_raises_is_reported_once(monkeypatch, capsys):
+    """From Python 3.12 on the Trainer raises an error for a dict of labels; it is reported once."""
 
     def count(trainer, batches, device):
         raise KeyError(..., slice(1, None))
@@ -452,11 +428,11 @@ def test_mistakes_are_found(make, check, message, capsys):
         check_trainer(make(), strict=True)
 
 
-def test_there_are_twenty_and_more():
+def test_there_are_at_least_twenty_mistakes():
     assert len(MISTAKES) >= 20
 
 
-def test_labels_of_an_encoder_decoder_are_not_masked_to_silence_the_count():
+def test_a_wrong_shift_of_an_encoder_decoder_is_not_reported_as_a_wrong_count():
     unmasked = tiny.lm_rows(8, prompt=False)
     trainer = seq2seq(
         rows=unmasked, loss=causal_lm_loss, collator=with_decoder_inputs(tiny.pad, tiny.model("t5")), reducer=SUMS
@@ -466,13 +442,13 @@ def test_labels_of_an_encoder_decoder_are_not_masked_to_silence_the_count():
     assert "mask_first_label" not in str(report)
 
 
-def test_the_cause_stands_before_what_it_raised():
+def test_the_cause_is_reported_before_the_errors_it_raises():
     (cause, _), *rest = check_trainer(seq2seq(collator=tiny.pad)).problems
     assert cause == "decoder inputs"
     assert {finding.fix for _, finding in rest} == {"add the decoder inputs first"}
 
 
-def test_a_shift_is_told_by_the_values_and_nothing_stays_changed():
+def test_a_shift_is_found_by_negating_logits_which_are_restored():
     trainer = causal()
     kept = []
     trainer.preprocess_logits_for_metrics = lambda logits, labels: kept.append(logits.clone()) or SUMS(logits, labels)
@@ -487,17 +463,17 @@ def problems(trainer, check):
     return [finding.found for name, finding in check_trainer(trainer).problems if name == check]
 
 
-def test_a_release_in_which_no_loss_is_right(monkeypatch):
+def test_an_unsupported_release_is_a_problem(monkeypatch):
     monkeypatch.setattr(sys.modules["transformers"], "__version__", "5.3.0")
     assert "5.3.0" in problems(causal(), "releases")[0]
 
 
-def test_a_module_in_the_way(monkeypatch):
+def test_another_module_of_the_same_name_is_a_problem(monkeypatch):
     monkeypatch.setitem(sys.modules, "metrics", types.ModuleType("metrics"))
     assert "metrics" in problems(classes(metric=None), "packages")[0]
 
 
-def test_processes(monkeypatch):
+def test_settings_of_several_processes(monkeypatch):
     trainer = causal(average_tokens_across_devices=False)
     monkeypatch.setattr(type(trainer.args), "world_size", property(lambda args: 2))
     said = "; ".join(problems(trainer, "processes"))
@@ -505,13 +481,13 @@ def test_processes(monkeypatch):
     assert "its own count" in said
 
 
-def test_liger_takes_the_logits_away():
+def test_liger_removes_the_logits():
     trainer = causal()
     trainer.args.use_liger_kernel = True
     assert "use_liger_kernel" in problems(trainer, "logits")[0]
 
 
-def test_an_iterator_is_not_used_up():
+def test_an_iterator_is_not_consumed():
     rows = iter(ROWS)
     trainer = causal()
     trainer.train_dataset = rows
@@ -519,17 +495,17 @@ def test_an_iterator_is_not_used_up():
     assert len(list(rows)) == len(ROWS)
 
 
-def test_supported_releases_are_those_that_are_installed():
+def test_supported_releases_are_those_of_pyproject():
     project = Path(__file__).parents[2].joinpath("pyproject.toml").read_text(encoding="utf-8")
     (line,) = (line for line in project.splitlines() if line.strip().startswith('"transformers'))
     assert line.strip().strip('",').removeprefix("transformers") == checks.SUPPORTED
 
 
-# --- nothing is changed ----------------------------------------------------------------------------------------------
+# --- no side effects -------------------------------------------------------------------------------------------------
 
 
 class Drawing:
-    """A collator that draws from every generator there is."""
+    """A collator that draws from every random number generator."""
 
     def __call__(self, rows):
         torch.rand(1), random.random(), np.random.rand()  # noqa: NPY002
@@ -564,12 +540,12 @@ def test_nothing_is_changed(loss):
     assert all(np.array_equal(a, b) for a, b in zip(after["random"][2], before["random"][2], strict=True))
 
 
-def test_training_goes_on_as_if_nobody_had_looked():
-    looked, other = causal(), causal()
-    check_trainer(looked)
-    assert torch.equal(tiny.gradient_of(looked), tiny.gradient_of(other))
-    assert looked.evaluate()["eval_perplexity"] == other.evaluate()["eval_perplexity"]
-    assert check_trainer(looked).problems == ()
+def test_training_and_evaluation_are_the_same_after_a_check():
+    checked, other = causal(), causal()
+    check_trainer(checked)
+    assert torch.equal(tiny.gradient_of(checked), tiny.gradient_of(other))
+    assert checked.evaluate()["eval_perplexity"] == other.evaluate()["eval_perplexity"]
+    assert check_trainer(checked).problems == ()
 
 
 def two_ranks():
@@ -586,114 +562,26 @@ def test_two_processes():
         assert "up to 2 times too large" in problem
 
 
-def test_one_forward_a_look_and_no_backward():
+def test_a_check_makes_one_forward_for_training_and_one_for_evaluation():
     trainer = causal()
     with mock.patch.object(type(trainer.model), "forward", autospec=True, side_effect=type(trainer.model).forward) as f:
         check_trainer(trainer)
-    assert f.call_count == 2  # one as in training, one as in evaluation
-
-
-# --- the command -----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    """One id a letter."""
-    letters = {letter: place for place, letter in enumerate("_?abcdefghijklmnopqrstuvwxyz ")}
-    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(letters, unk_token="?"))
-    inner.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="_", unk_token="?")
-
-
-@pytest.fixture
-def folder(tmp_path, tokenizer):
-    tokenizer.save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
-
-
-@pytest.mark.parametrize("model", ["llama", "gpt2"])
-def test_command_on_running_text(model, folder, tmp_path, capsys):
-    tiny.model(model, dtype=torch.float32).save_pretrained(folder)
-    tmp_path.joinpath("lines.txt").write_text("the first line\nanother one\n" * 6)
-    assert main([str(folder), str(tmp_path / "lines.txt")]) == 0
-    said = capsys.readouterr().out
-    assert "no problems" in said
-    assert "perplexity" in said
-
-
-def test_command_on_classes(folder, tmp_path, capsys):
-    tiny.model("bert_cls", dtype=torch.float32).save_pretrained(folder)
-    rows = [{"text": "good and bad", "label": place % 3} for place in range(9)]
-    tmp_path.joinpath("rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    assert main([str(folder), str(tmp_path / "rows.jsonl")]) == 0
-    assert "f1" in capsys.readouterr().out
-
-
-def test_command_on_a_decoder_without_padding(folder, tmp_path, capsys):
-    config = tiny.model("gpt2").config
-    config.update({"num_labels": 3, "pad_token_id": None})
-    transformers.GPT2ForSequenceClassification(config).save_pretrained(folder)
-    tmp_path.joinpath("rows.csv").write_text("text,label\ngood,1\nvery bad,2\n")
-    assert main([str(folder), str(tmp_path / "rows.csv")]) == 0
-    assert "no problems" in capsys.readouterr().out
-
-
-def test_command_finds_labels_out_of_range(folder, tmp_path, capsys):
-    tiny.model("bert_cls", dtype=torch.float32).save_pretrained(folder)
-    tmp_path.joinpath("rows.csv").write_text("text,label\ngood,1\nbad,7\n")
-    assert main([str(folder), str(tmp_path / "rows.csv")]) == 1
-    assert "out of range" in capsys.readouterr().out
-
-
-def test_command_needs_the_right_columns(folder, tmp_path):
-    tiny.model("bert_cls", dtype=torch.float32).save_pretrained(folder)
-    tmp_path.joinpath("rows.csv").write_text("words,class\ngood,1\n")
-    with pytest.raises(SystemExit, match="words, class"):
-        main([str(folder), str(tmp_path / "rows.csv")])
-
-
-@pytest.mark.parametrize(
-    ("model", "file", "message"),
-    [
-        ("model", "missing.csv", "missing.csv: there is no such file"),
-        ("model", "rows.npz", "rows.npz: neither a folder nor one of .txt"),
-        ("model", "broken.jsonl", "broken.jsonl: "),
-        ("nowhere", "lines.txt", "nowhere: "),
-        ("model", "lines.txt", "model: "),
-    ],
-)
-def test_command_says_in_one_line_what_it_cannot_read(model, file, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    tmp_path.joinpath("model").mkdir()
-    tmp_path.joinpath("rows.npz").touch()
-    tmp_path.joinpath("broken.jsonl").write_text("{")
-    tmp_path.joinpath("lines.txt").write_text("a line\n")
-    with pytest.raises(SystemExit) as stopped:
-        main([model, file])
-    assert str(stopped.value.code).startswith(message)
-    assert "\n" not in stopped.value.code
-
-
-def test_command_knows_its_models(folder, tmp_path):
-    tiny.model("bert_qa", dtype=torch.float32).save_pretrained(folder)
-    tmp_path.joinpath("lines.txt").write_text("a line\n")
-    with pytest.raises(SystemExit, match="BertForQuestionAnswering"):
-        main([str(folder), str(tmp_path / "lines.txt")])
+    assert f.call_count == 2
 
 
 # --- every recipe ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", sorted(SMALL))
-def test_no_alarm_on_a_recipe(name, monkeypatch, tmp_path):
+def test_recipes_have_no_problems(name, monkeypatch, tmp_path):
     class StoppedError(Exception):
         pass
 
-    def look_and_stop(trainer, *given, **options):
+    def check_and_stop(trainer, *given, **options):
         raise StoppedError(check_trainer(trainer).problems)
 
-    monkeypatch.setattr(transformers.Trainer, "train", look_and_stop)
-    monkeypatch.setattr(transformers.Trainer, "evaluate", lambda *given, **options: look_and_stop(*given))
+    monkeypatch.setattr(transformers.Trainer, "train", check_and_stop)
+    monkeypatch.setattr(transformers.Trainer, "evaluate", lambda *given, **options: check_and_stop(*given))
     if name in {"distillation", "dpo"}:
         skip_unless_counted()
     with pytest.raises(StoppedError) as stopped:
