@@ -301,11 +301,10 @@ def _readable(function: Any, outputs: Any, labels: Any) -> list[Any]:
     """Return the outputs, and the hidden states if the loss or reducer has a source of them."""
     function = function.loss if isinstance(function, WatchedLoss) else function
     source = getattr(function, "keywords", {}).get("source")
-    return (
-        [outputs]
-        if source is None
-        else [outputs, source.read(select_logits(outputs, None), len(tensors(labels)[0]))[0]]
-    )
+    if source is None:
+        return [outputs]
+    hidden, _ = source.read(select_logits(outputs, None), len(tensors(labels)[0]))
+    return [outputs, hidden]
 
 
 def _shifts_read(call: Callable[[Labels], Any], labels: Labels, read: Any, *, by_place: bool = True) -> set[int]:

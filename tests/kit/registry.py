@@ -457,10 +457,8 @@ EXCEPTIONS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
 
 # The host waits for the device once a call, to read the labels; of these entries so often, for a reason.
 WAITS_MORE_OFTEN = {
-    "add_losses of two losses": (
-        2,
-        "each part that can't be computed in one pass with another reads its labels itself",
-    ),
+    "add_losses": (2, "each part reads its labels itself"),
+    "add_losses of two losses": (2, "each part reads its labels itself"),
     "distillation_loss from the best ids": (2, "the teacher's ids and log-probabilities are checked beside the labels"),
 }
 
