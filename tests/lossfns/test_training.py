@@ -366,8 +366,8 @@ def test_one_pass_over_the_logits(monkeypatch):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"accuracy": "correkt"}, "no column 'correkt'"),
-        ({"accuracy": "correct_top_0"}, "no column 'correct_top_0'"),
+        ({"accuracy": "correkt"}, "unknown column 'correkt'"),
+        ({"accuracy": "correct_top_0"}, "unknown column 'correct_top_0'"),
         ({"loss": "nll"}, "rename"),
         ({"eval_accuracy": "correct"}, "rename"),
     ],
