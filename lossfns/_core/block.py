@@ -201,7 +201,8 @@ class Block:
             highest = self.x.amax(-1)
             at_label = highest
             if "log_prob" in fields:
-                self._labels = self.rows.labels[:, None]
+                assert self.rows.targets is not None, "these rows have no targets"
+                self._labels = self.rows.targets[:, None]
                 at_label = self.x.gather(1, self._labels)[:, 0]
             # The largest p is at least 1 / V, so that its logarithm is exact to the last bits where others underflow.
             log_highest = torch.softmax(self.x, -1, out=self.p).amax(-1).log()

@@ -1,4 +1,4 @@
-"""The one place that divides a sum by a count."""
+"""Turn the Trainer's count into the divisor of a loss, and divide by it."""
 
 from __future__ import annotations
 
@@ -65,3 +65,8 @@ def weighted_count(count: Tensor, weights: Tensor, local_count: int) -> Tensor:
 def divide(values: Tensor, count: Tensor) -> Tensor:
     """Return the sum of values `(n,)`, taken in float64, divided by `count`: a new 0-d tensor of the values' dtype."""
     return (values.sum(dtype=count.dtype) / count).to(values.dtype)
+
+
+def share_of(values: Tensor, count: Tensor) -> Tensor:
+    """Return the derivative of `divide(values, count)` by each of the values, `(n,)`."""
+    return count.reciprocal().to(values.dtype).expand_as(values)

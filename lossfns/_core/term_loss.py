@@ -21,7 +21,7 @@ from .autograd import (
 from .block import Block, blocks, check_overwritable, empty, gradient_buffer, join, row_statistics
 from .checks import MARKERS, check_normalize
 from .combined import apply_weights, factors, function_name, sequence_averaged, summands
-from .normalization import NumItems, divide, item_count, weighted_count
+from .normalization import NumItems, divide, item_count, share_of, weighted_count
 from .recorder import ACTIVE, Recorder
 from .rows import Rows, compute_dtype, write
 from .signature import STATISTICS, Derivative, Term, derivative_of, name_of, parameters
@@ -112,7 +112,7 @@ class BoundTerm:
             The values that were computed on the way, or None, and the derivatives, `(r,)` each.
         """
         like = measured[self.fields[0]]
-        share = count.reciprocal().to(like.dtype).expand_as(like)  # the derivative of `divide` by each value
+        share = share_of(like, count)
         if self.derivative is not None:
             grads: dict[str, Tensor] = {}
             for name, grad in self.derivative(**self.arguments(measured, here)).items():
