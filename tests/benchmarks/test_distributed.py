@@ -47,12 +47,7 @@ def outcomes(tmp_path_factory):
 
 def test_every_test_is_kept_with_its_outcome(outcomes):
     right, wrong, newer = map(distributed.summary, outcomes)
-    assert right | {"seconds": 0} == {
-        "passed": 1,
-        "skipped": {"needs a newer release": 2},
-        "failed": [],
-        "seconds": 0,
-    }
+    assert right | {"seconds": 0} == {"passed": 1, "skipped": {"needs a newer release": 2}, "failed": [], "seconds": 0}
     assert wrong["failed"] == ["test_suite::test_wrong"]
     assert newer["skipped"] == {"needs a newer release": 2, "needs another release (a whole module)": 1}
 

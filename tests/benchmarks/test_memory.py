@@ -70,9 +70,6 @@ def measured(counter: LiveBytes, fn: Callable[[], object]) -> Peak:
     return Peak(counter.peak, kept)
 
 
-# --- what is counted -------------------------------------------------------------------------------------------------
-
-
 def test_temporaries_count_while_they_live():
     assert peak_bytes(lambda: torch.zeros(KIB).add(1).mul(2).sum()) == Peak(2 * 4 * KIB, 4)
 
@@ -168,9 +165,6 @@ def test_an_error_leaves_no_counter_behind():
     assert peak_bytes(lambda: torch.zeros(KIB)) == Peak(4 * KIB, 4 * KIB)
 
 
-# --- losses whose memory is known ------------------------------------------------------------------------------------
-
-
 def logits_and_labels(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.zeros(1, TOKENS, VOCAB, dtype=dtype, requires_grad=True), torch.zeros(1, TOKENS, dtype=torch.long)
 
@@ -217,8 +211,6 @@ def test_the_stock_loss_with_logits_released(dtype, copies):
     labels_bytes = 2 * 8 * (TOKENS + 1)
     assert copies * source.nbytes <= peak_bytes(step).peak <= copies * source.nbytes + labels_bytes + SLACK
 
-
-# --- the headline: 1,024 tokens, a vocabulary of 151,936 --------------------------------------------------------------
 
 HEADLINE = (2, 512, 151_936)
 
@@ -310,9 +302,6 @@ def test_counter_agrees_with_the_allocator():
         live += event.nbytes()
         highest = max(highest, live)
     assert peak_bytes(step).peak == pytest.approx(highest, rel=0.02)
-
-
-# --- the process -----------------------------------------------------------------------------------------------------
 
 
 def test_the_resident_peak_sees_a_temporary_that_tensors_do_not_show():

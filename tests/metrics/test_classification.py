@@ -96,9 +96,6 @@ def sample(num_classes, size=60, seed=0, *, ignored=0.2):
     return probabilities, labels
 
 
-# --- against scikit-learn ---------------------------------------------------------------------------------------------
-
-
 @QUICK
 @given(pairs())
 def test_ids_score_as_in_scikit_learn(drawn):
@@ -187,9 +184,6 @@ def test_classes_without_labels_are_left_out_of_auc():
     found = score(classification(3, auc=True), {"probabilities": probabilities}, labels)
     areas = [sk.roc_auc_score(labels == label, probabilities[:, label]) for label in (0, 1)]
     assert found["roc_auc"] == same(np.mean(areas))
-
-
-# --- what counts ------------------------------------------------------------------------------------------------------
 
 
 def tokens():
@@ -316,8 +310,6 @@ def test_memory_is_linear_in_the_number_of_classes():
     assert groups["matthews_correlation/0"] == same(sk.matthews_corrcoef(labels[half], ids[half]))
 
 
-# --- where little is known --------------------------------------------------------------------------------------------
-
 UNDEFINED = [
     (np.array([], np.int64), np.array([], np.int64)),
     (np.array([1, 2]), np.array([IGNORED, IGNORED])),
@@ -379,9 +371,6 @@ def test_softmax_rounded_to_half_precision_is_accepted(dtype):
     assert score(classification(2), {"probabilities": rounded}, labels)["log_loss"] == pytest.approx(
         sk.log_loss(labels, logits.softmax(-1).numpy(), labels=[0, 1]), rel=1e-3
     )
-
-
-# --- what is refused --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -475,8 +464,6 @@ def test_invalid_options_are_refused(make, error, message):
         make()
 
 
-# --- the object -------------------------------------------------------------------------------------------------------
-
 METRICS = [
     classification(id2label={"0": "O", "1": "PER"}, average=("binary", *AVERAGES), auc=True),
     multi_label(3, average=("micro", "macro", "samples", "per_class"), threshold=[0.1, 0.2, 0.3], auc=True),
@@ -508,9 +495,6 @@ def test_class_names_appear_in_the_keys():
     scores = score(classification(id2label={0: "O", 1: "PER"}, average="per_class"), np.array([1]), np.array([1]))
     assert scores["f1/PER"] == 1.0
     assert math.isnan(scores["f1/O"])
-
-
-# --- any number of classes a sample -----------------------------------------------------------------------------------
 
 
 def labelled(samples, num_classes, seed, *, missing=0.0):

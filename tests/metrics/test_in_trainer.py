@@ -72,8 +72,6 @@ def zero(outputs, labels, num_items_in_batch=None):
     return 0 * outputs["logits"].sum()
 
 
-# --- the families: (Trainer's arguments) -> scores, and () -> what they must be ---------------------------------------
-
 LANGUAGE = tiny.lm_rows(ROWS, seed=3)
 
 
@@ -398,9 +396,6 @@ def test_two_processes_equal_the_loop(expected):
             assert {key: result[f"eval_{key}"] for key in truth} == pytest.approx(truth, rel=1e-12), name
 
 
-# --- one evaluation after another -------------------------------------------------------------------------------------
-
-
 def test_sampler_by_length_is_detected():
     with pytest.raises(ValueError, match="reorders"):
         groups(**tiny.GROUPED).evaluate()
@@ -489,9 +484,6 @@ def test_best_checkpoint_is_kept_and_its_state_written(arguments, kept):
     checkpoint = max(Path(trainer.args.output_dir).glob("checkpoint-*"))
     written = json.loads((checkpoint / "trainer_state.json").read_text())
     assert [entry["eval_perplexity"] for entry in written["log_history"] if "eval_perplexity" in entry] == seen
-
-
-# --- generation -------------------------------------------------------------------------------------------------------
 
 
 class Letters:

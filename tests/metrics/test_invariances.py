@@ -114,8 +114,6 @@ def test_metrics_that_break_the_invariances_are_caught():
         assert_repetition_is_weight(kept("sample deviation", lambda rows: {"score": rows["x"].std(ddof=1)}))
 
 
-# --- names of classes -------------------------------------------------------------------------------------------------
-
 NAMES = ("O", "B-X", "I-X", "B-Y", "I-Y")
 NEW = np.array([3, 0, 4, 1, 2])  # the new id of each class
 TAGGED = GENERATOR.integers(0, 5, (12, 7))

@@ -163,9 +163,6 @@ def test_the_trainers_keys_are_refused_when_building(key):
         Metric(statistics=hits, score=hit_rate, higher_is_better={key: None})
 
 
-# --- the object ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("copied", [lambda metric: pickle.loads(pickle.dumps(metric)), copy.deepcopy, copy.copy])
 @pytest.mark.parametrize("metric", [language_modeling(), build(language_modeling(), ner=ACCURACY), SPEARMAN], ids=repr)
 def test_copies_are_equal(metric, copied):

@@ -17,8 +17,6 @@ from .evaluations import evaluation
 N = -100
 
 
-# --- question answering -----------------------------------------------------------------------------------------------
-
 TEXT = "The Normans (Norman: Nourmands) were the people who in the 10th century gave their name to Normandy."
 WORDS = [(start, start + len(word)) for word in TEXT.split() for start in [TEXT.index(word)]]
 QUESTION = [None, None, None]

@@ -107,9 +107,6 @@ def test_a_stack_of_sums_scores_as_each():
         )
 
 
-# --- far from 0 -------------------------------------------------------------------------------------------------------
-
-
 def exact(predictions, labels):
     """R2 and Pearson's correlation of one target in rational numbers, so that nothing is rounded on the way."""
     known = labels != MISSING
@@ -199,9 +196,6 @@ def test_bootstrap_is_exact_with_an_outlier():
         assert found["r2_high"] == pytest.approx(r2_score(labels[rest], predictions[rest]), rel=1e-12)
 
 
-# --- where little is known --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("labels", [np.zeros(0), np.full(3, MISSING), np.zeros((0, 2)), np.full((2, 2), MISSING)])
 def test_without_labels_every_score_is_nan(labels):
     assert all(math.isnan(value) for value in score(np.ones(labels.shape), labels, rank_correlation=True).values())
@@ -252,9 +246,6 @@ def test_nan_in_one_target_makes_the_mean_nan():
     predictions, labels = targets(missing=0.0)
     predictions[3, 1] = np.nan
     assert all(math.isnan(value) for value in score(predictions, labels, rank_correlation=True).values())
-
-
-# --- what is refused --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

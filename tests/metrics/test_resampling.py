@@ -38,9 +38,6 @@ SPEARMAN = Metric(
 )
 
 
-# --- groups -----------------------------------------------------------------------------------------------------------
-
-
 def test_every_group_scores_as_alone():
     groups = [["de", "en", "fr"][place % 3] for place in range(40)]
     scores = by_group(language_modeling(), groups)(evaluation(columns(ROWS), np.zeros(40)))
@@ -99,9 +96,6 @@ def test_invalid_groups_are_refused(arguments):
     groups, *labels = arguments
     with pytest.raises(ValueError, match="one entry per sample"):
         by_group(classification(3), groups, labels=labels[0] if labels else None)
-
-
-# --- intervals --------------------------------------------------------------------------------------------------------
 
 
 def intervals_by_a_loop(score, count, n=2000, seed=9):
@@ -304,9 +298,6 @@ def test_chunk_size_does_not_matter(metric, monkeypatch):
     monkeypatch.setattr(resampling, "CHUNK", 20)
     for found, scores in zip(everything(), expected, strict=True):
         assert found == pytest.approx(scores, rel=1e-12, nan_ok=True)
-
-
-# --- two runs ---------------------------------------------------------------------------------------------------------
 
 
 def test_two_runs_are_compared_as_mcnemar_does():

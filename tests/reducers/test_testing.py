@@ -217,8 +217,6 @@ def test_right_reducers_keep_every_rule(reducer):
     assert all(verdict.comparisons for verdict in check_reducer(reducer).verdicts)
 
 
-# --- batches of other shapes -----------------------------------------------------------------------------------------
-
 SPANS = {"task": registry.starts_and_ends, "lengths": {7}}
 PAIRS = {"task": registry.pairs, "lengths": {6}}
 FRAMES = {"task": registry.frames, "lengths": {9}}
