@@ -12,21 +12,11 @@ OWN = Metric(
 )
 
 
-@pytest.mark.parametrize(
-    ("key", "greater"),
-    [
-        ("perplexity", False),
-        ("nll_loss", False),
-        ("token_accuracy", True),
-        ("top_5_accuracy", True),
-        ("top_10_accuracy", True),
-        ("sequence_accuracy", True),
-        ("eval_perplexity", False),
-        ("lm_perplexity", False),
-        ("eval_lm_top_5_accuracy", True),
-        ("eval_wiki_text_nll_loss", False),
-    ],
-)
+SMALLER = ["perplexity", "nll_loss", "eval_perplexity", "lm_perplexity", "eval_wiki_text_nll_loss"]
+GREATER = ["token_accuracy", "top_5_accuracy", "top_10_accuracy", "sequence_accuracy", "eval_lm_top_5_accuracy"]
+
+
+@pytest.mark.parametrize(("key", "greater"), [*((key, False) for key in SMALLER), *((key, True) for key in GREATER)])
 def test_known_keys(key, greater):
     expected = {"metric_for_best_model": key, "greater_is_better": greater}
     assert best_model_kwargs(key) == expected

@@ -1,5 +1,6 @@
 """Laws that hold for every metric, as scikit-learn's common tests have them: order, repetition, names of classes."""
 
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -100,6 +101,24 @@ def test_the_order_of_samples_does_not_matter(entry):
 @pytest.mark.parametrize("entry", METRICS, ids=lambda entry: entry.label)
 def test_a_sample_that_comes_twice_is_one_of_weight_two(entry):
     assert_repetition_is_weight(entry)
+
+
+@pytest.mark.parametrize("entry", METRICS, ids=lambda entry: entry.label)
+def test_without_samples_every_ratio_is_nan_and_every_count_0(entry):
+    scores = scored(entry, every_row(entry)[:0])
+    assert scores == pytest.approx({key: 0.0 if key in COUNTS else math.nan for key in scores}, nan_ok=True)
+
+
+UNKNOWN = ("classification", "multi_label", "regression", "segmentation", "entity_f1", "retrieval", "from_")
+
+
+@pytest.mark.parametrize(
+    "entry", [entry for entry in METRICS if entry.name.startswith(UNKNOWN)], ids=lambda entry: entry.label
+)
+def test_without_labels_every_ratio_is_nan_and_every_count_0(entry):
+    labels = np.full_like(entry.options["labels"], N)
+    scores = replace(entry.function, num_samples=None)(evaluation(entry.options["predictions"], labels))
+    assert scores == pytest.approx({key: 0.0 if key in COUNTS else math.nan for key in scores}, nan_ok=True)
 
 
 def test_metrics_that_break_the_invariances_are_caught():

@@ -1,6 +1,5 @@
 import math
 from fractions import Fraction
-from functools import partial
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from metrics import language, language_modeling
 from metrics._core.keys import find
 from metrics.calibration import BINS
 from metrics.ranking import COLUMNS as RANKS
-from reducers import argmax, calibration_bins, combine, label_rank, sample_sums, text_lengths
+from reducers import calibration_bins, label_rank, sample_sums, text_lengths
 
 from .evaluations import assert_every_mode, assert_modes_agree, columns, evaluation, samples, sized, truth
 
@@ -50,7 +49,7 @@ def test_a_mean_of_batch_means_is_caught():
         assert_modes_agree(MeanOfBatchMeans, COLUMNS, LABELS, [0, 8, 40], expected)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(count=st.integers(2, 30), seed=st.integers(0, 2**32 - 1), data=st.data())
 def test_no_split_order_or_padding_changes_a_score(count, seed, data):
     rows = samples(count, seed)
@@ -65,11 +64,6 @@ def test_no_split_order_or_padding_changes_a_score(count, seed, data):
 @pytest.mark.parametrize("predictions", [{"sums": BASIC, "ids": LABELS}, {**BASIC, "ids": LABELS}])
 def test_columns_are_found_at_the_top_and_one_level_down(predictions):
     assert score(predictions) == score(BASIC)
-
-
-def test_columns_further_down_are_not_looked_for():
-    with pytest.raises(ValueError, match=r"nll, tokens, .* are missing.*hold a\.b\.nll"):
-        score({"a": {"b": BASIC}})
 
 
 def test_keys_follow_the_columns():
@@ -143,29 +137,6 @@ def test_error_for_missing_columns_names_them_and_their_reducers():
     assert "correct_top_{k}: sample_sums with top_k=k" in message
 
 
-@pytest.mark.parametrize(
-    ("predictions", "named"),
-    [
-        (np.zeros((40, 9, 7), np.float32), r"one array \(40, 9, 7\) float32"),
-        ((), "nothing"),
-        ((LABELS, LABELS), r"1 \(40"),
-    ],
-)
-def test_predictions_without_names_are_described(predictions, named):
-    with pytest.raises(ValueError, match=f"hold .*{named}"):
-        score(predictions)
-
-
-def test_a_column_twice_is_ambiguous():
-    with pytest.raises(ValueError, match="two columns called 'nll'"):
-        score({"all": BASIC, "answer": BASIC})
-
-
-def test_columns_must_have_one_number_per_sample():
-    with pytest.raises(ValueError, match=r"'correct_top_5' must be one sum per sample, \(40,\).* got shape \(40, 2\)"):
-        score({**BASIC, "correct_top_5": np.zeros((40, 2))})
-
-
 def test_scores_of_a_stack_of_sums_are_the_scores_of_each():
     metric = language_modeling()
     weights = np.random.default_rng(1).integers(0, 3, (2, 7, 40))
@@ -198,25 +169,3 @@ def test_reducers_of_language_return_what_the_metrics_read_and_nothing_else():
     known = {*language.COLUMNS, *RANKS, *BINS}
     assert {find(name, known) for name in emitted} == known
     assert set(sample_sums(*given, shift=1)) == set(language.NEEDED)
-
-
-@pytest.mark.parametrize("nested", [False, True])
-def test_the_options_named_in_the_message_bring_the_scores(nested):
-    reducer = partial(sample_sums, shift=1, top_k=5, entropy=True)
-    reducer = combine(ids=partial(argmax, shift=1), sums=reducer) if nested else reducer
-    scores = language_modeling()(evaluation(reducer(TOKEN_LOGITS, TOKEN_LABELS), TOKEN_LABELS))
-    predicted = [TOKEN_LOGITS[0, place].log_softmax(0) for place in range(5)] + [
-        TOKEN_LOGITS[1, place].log_softmax(0) for place in range(3)
-    ]
-    targets = [2, 3, 4, 5, 6, 2, 9, 4]
-    pairs = list(zip(predicted, targets, strict=True))
-    expected = {
-        "nll_loss": -sum(float(p[y]) for p, y in pairs) / 8,
-        "token_accuracy": sum(int(p.argmax()) == y for p, y in pairs) / 8,
-        "top_5_accuracy": sum(y in p.topk(5).indices.tolist() for p, y in pairs) / 8,
-        "entropy": sum(float(-(p.exp() * p).sum()) for p, _ in pairs) / 8,
-        "sequence_accuracy": 0.0,
-        "tokens": 8.0,
-        "samples": 3.0,
-    }
-    assert {key: scores[key] for key in expected} == pytest.approx(expected, rel=1e-12)

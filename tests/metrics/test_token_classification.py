@@ -115,16 +115,13 @@ def test_every_scheme_scores_as_in_seqeval(scheme, lenient):
         assert [scores[key] for key in KEYS] == pytest.approx(expected, abs=1e-12)
 
 
-def test_only_bilou_differs_from_the_default_mode_of_seqeval():
-    other = set()
-    for scheme in PREFIXES:
-        tags = tags_of(scheme)
-        ids, labels = noisy((5, 9), len(tags), seed=0)
-        scores = entity_f1(dict(enumerate(tags)), scheme=scheme, lenient=True)(evaluation(ids, labels))
-        expected = seqeval(ids, labels, tags, scheme, lenient=True)[:3]
-        if [scores[key] for key in KEYS] != pytest.approx(expected, abs=1e-12):
-            other.add(scheme)
-    assert other == {"BILOU"}
+@pytest.mark.parametrize("scheme", PREFIXES)
+def test_only_bilou_differs_from_the_default_mode_of_seqeval(scheme):
+    tags = tags_of(scheme)
+    ids, labels = noisy((5, 9), len(tags), seed=0)
+    scores = entity_f1(dict(enumerate(tags)), scheme=scheme, lenient=True)(evaluation(ids, labels))
+    expected = pytest.approx(seqeval(ids, labels, tags, scheme, lenient=True)[:3], abs=1e-12)
+    assert ([scores[key] for key in KEYS] == expected) is (scheme != "BILOU")
 
 
 @pytest.mark.parametrize("lenient", [False, True])
@@ -215,13 +212,6 @@ def test_ignored_tokens_are_removed_before_entities_are_read():
     assert metric(evaluation(ids, np.array([[1, 2, 2]])))["entity_f1"] == 0.0  # the broken variant: parts are labelled
 
 
-@pytest.mark.parametrize("labels", [np.zeros((0, 4), np.int64), np.zeros((3, 0), np.int64), np.full((2, 3), -100)])
-def test_without_labels_every_score_is_nan(labels):
-    scores = entity_f1(dict(enumerate(tags_of("IOB2"))), scheme="IOB2")(evaluation(np.zeros_like(labels), labels))
-    assert scores.pop("entities") == 0
-    assert np.isnan(list(scores.values())).all()
-
-
 def test_without_entities_the_score_is_zero_and_that_of_a_type_undefined():
     labels = np.zeros((2, 3), np.int64)
     scores = entity_f1(dict(enumerate(tags_of("IOB2"))), scheme="IOB2")(evaluation(labels, labels))
@@ -230,23 +220,8 @@ def test_without_entities_the_score_is_zero_and_that_of_a_type_undefined():
 
 
 @pytest.mark.parametrize(
-    ("tags", "scheme", "message"),
-    [
-        (["O", "B-X", "I-X"], "IOB", "scheme must be one of IOB1"),
-        (["O", "B-X", "E-X"], "IOB2", "got 'E-X'"),
-        (["O", "B-X", "L-X"], "IOBES", "got 'L-X'"),
-        (["O", "person"], "IOB2", "got 'person'"),
-        (["O"], "IOB2", "got 'O'"),
-    ],
+    ("tags", "scheme"), [("O B-X E-X", "IOB2"), ("O B-X L-X", "IOBES"), ("O person", "IOB2"), ("O", "IOB2")]
 )
-def test_tags_must_be_those_of_the_scheme(tags, scheme, message):
-    with pytest.raises(ValueError, match=message):
-        entity_f1(dict(enumerate(tags)), scheme=scheme)
-
-
-def test_invalid_predictions_are_refused():
-    metric = entity_f1({0: "O", 1: "B-X"}, scheme="IOB2")
-    with pytest.raises(ValueError, match=r"needs ids \(B, T\)"):
-        metric(evaluation(np.zeros((2, 3, 2)), np.zeros((2, 3), np.int64)))
-    with pytest.raises(ValueError, match=r"\(B, T\), got shape \(2,\)"):
-        metric(evaluation(np.zeros(2, np.int64), np.zeros(2, np.int64)))
+def test_tags_must_be_those_of_the_scheme(tags, scheme):
+    with pytest.raises(ValueError, match=f"got {tags.split()[-1]!r}"):
+        entity_f1(dict(enumerate(tags.split())), scheme=scheme)
