@@ -291,16 +291,6 @@ def test_memory_is_linear_in_the_number_of_classes():
     assert groups["matthews_correlation/0"] == same(sk.matthews_corrcoef(labels[::2], ids[::2]))
 
 
-@pytest.mark.parametrize("labels", [np.zeros((0, 3), np.int64), np.full((2, 3), IGNORED)])
-def test_without_labels_every_score_is_nan(labels):
-    given = {"probabilities": np.full(labels.shape, 1 / 3)}
-    several = multi_label(3, average=("macro", "per_class", "samples", "micro"), auc=True)
-    one = classification(3, average=AVERAGES, auc=True)
-    for scores in (score(several, given, labels), score(one, given, labels[:, 0])):
-        assert {"roc_auc", "average_precision"} <= scores.keys()
-        assert all(math.isnan(value) for value in scores.values())
-
-
 def test_one_sample_and_one_class():
     metric = classification(3, average=("macro", "per_class"), auc=True)
     scores = score(metric, {"probabilities": np.eye(3)[[1]]}, np.array([1]))

@@ -28,6 +28,8 @@ from . import test_text
 from .evaluations import evaluation
 
 N = -100
+AVERAGES = ("macro", "micro", "weighted", "per_class")
+SIDE_AVERAGES = ("macro", "micro", "samples", "per_class")
 COUNTS = {"tokens", "samples", "entities", "queries", "pairs"}
 GENERATOR = np.random.default_rng(0)
 CHANCES = GENERATOR.dirichlet(np.ones(4), 24)
@@ -54,8 +56,8 @@ def is_lawful(entry):
 
 METRICS = [
     *filter(is_lawful, registry.METRICS),
-    Entry("classification", classification(4, average=("macro", "micro", "weighted"), auc=True), ROWS, "ranking"),
-    Entry("multi_label", multi_label(3, auc=True), SIDES, "ranking"),
+    Entry("classification", classification(4, average=AVERAGES, auc=True), ROWS, "ranking"),
+    Entry("multi_label", multi_label(3, average=SIDE_AVERAGES, auc=True), SIDES, "ranking"),
     Entry("regression", regression(rank_correlation=True), REALS, "ranking"),
     Entry("translation", translation(test_text.TOKENIZER), TEXTS),
     Entry("preferences", preferences(), {"predictions": PAIRS, "labels": np.zeros(24)}),
@@ -139,7 +141,6 @@ TAGGED = GENERATOR.integers(0, 5, (12, 7))
 IDS = np.where(GENERATOR.random((12, 7)) < 0.6, TAGGED, GENERATOR.integers(0, 5, (12, 7)))
 TAGGED[GENERATOR.random((12, 7)) < 0.2] = N
 SPREAD = GENERATOR.dirichlet(np.ones(5), 12)
-AVERAGES = ("macro", "micro", "weighted", "per_class")
 
 RELABELLED = {
     "classification": (partial(classification, average=AVERAGES), IDS, TAGGED),
@@ -149,7 +150,7 @@ RELABELLED = {
         TAGGED[:, 0],
     ),
     "multi_label": (
-        partial(multi_label, average=("macro", "micro", "samples", "per_class"), auc=True),
+        partial(multi_label, average=SIDE_AVERAGES, auc=True),
         {"probabilities": GENERATOR.random((12, 5))},
         GENERATOR.integers(0, 2, (12, 5)),
     ),

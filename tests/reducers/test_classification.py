@@ -121,19 +121,6 @@ def test_labels_decide_what_is_counted():
     assert (argmax(logits, labels, shift=0) != N).all()
 
 
-@pytest.mark.parametrize(
-    ("reducer", "labels", "message"),
-    [
-        (probabilities, None, r"shape \(batch, classes\)"),
-        (probabilities, torch.zeros(2, 3), "for tokens use argmax"),
-        (ordinal_ids, None, "ordinal_ids takes logits"),
-    ],
-)
-def test_logits_of_tokens_are_rejected(reducer, labels, message):
-    with pytest.raises(ValueError, match=message):
-        reducer(normal(2, 3, 4), labels)
-
-
 @pytest.mark.parametrize("batch", [1, 3, 8])
 def test_every_sample_reaches_the_metric_of_a_trainer(batch):
     rows = tiny.token_rows(8)

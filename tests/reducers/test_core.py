@@ -1,6 +1,5 @@
 """What all reducers share: forms of logits and labels, hidden states, padding, pickling and errors."""
 
-import pickle
 from functools import partial
 
 import pytest
@@ -81,14 +80,9 @@ def test_hidden_states_give_the_same_as_logits(reducer):
 
 
 @every
-@pytest.mark.parametrize("train", [False, True])
-def test_inputs_are_left_alone_and_no_graph_is_kept(reducer, train):
-    logits, labels = LOGITS.bfloat16().requires_grad_(train), LABELS.clone()
-    before = logits.detach().clone()
-    reduced = named(reducer(logits, labels, shift=1))
-    assert logits.equal(before)
-    assert labels.equal(LABELS)
-    assert not any(value.requires_grad for value in reduced.values())
+def test_no_graph_is_kept(reducer):
+    logits = LOGITS.bfloat16().requires_grad_()
+    assert not any(value.requires_grad for value in named(reducer(logits, LABELS, shift=1)).values())
 
 
 @every
@@ -103,17 +97,6 @@ def test_padding_across_ranks_changes_nothing(reducer):
         else:
             assert found[name][:B].equal(value)
             assert ((found[name][B] == 0) | (found[name][B] == N)).all()
-
-
-@every
-def test_empty_batches(reducer):
-    assert all(value.shape[0] == 0 for value in named(reducer(LOGITS[:0], LABELS[:0], shift=1)).values())
-
-
-@every
-def test_reducers_are_picklable(reducer):
-    bound = partial(reducer, shift=1)
-    assert_equal(pickle.loads(pickle.dumps(bound))(LOGITS, LABELS), bound(LOGITS, LABELS))
 
 
 @pytest.mark.parametrize("name", sorted(REDUCERS.keys() - {"answer_logits"}))
@@ -133,23 +116,17 @@ def test_missing_labels_and_labels_out_of_range(name, monkeypatch):
 
 @every
 @pytest.mark.parametrize(
-    ("change", "error", "message"),
+    ("logits", "labels", "message"),
     [
-        ({"logits": LABELS}, TypeError, r"torch.int64.*ids \(predict_with_generate"),
-        ({"logits": (LABELS, LABELS)}, ValueError, r"no logits among the outputs \[\(4, 6\), \(4, 6\)\]"),
-        ({"logits": ()}, ValueError, "a model that returns a plain tuple loses its first entry|plain tuple"),
-        ({"logits": None}, TypeError, "NoneType"),
-        ({"logits": {"loss": torch.zeros(())}}, ValueError, "returned no logits"),
-        ({"logits": LOGITS[:, 1:]}, ValueError, "logits cover 5 positions, labels 6.*keep_supervised_logits"),
-        ({"logits": LOGITS[1:]}, ValueError, "do not fit"),
-        ({"labels": (LABELS, LABELS)}, TypeError, r"got tuple: .*label_names=\['labels'\]"),
-        ({"labels": LABELS.flatten()}, ValueError, "shift=1 needs labels of shape|do not fit"),
-        ({"shift": -1}, ValueError, "shift must be an int >= 0"),
+        (LABELS, LABELS, r"torch.int64.*ids \(predict_with_generate"),
+        ((LABELS, LABELS), LABELS, r"no logits among the outputs \[\(4, 6\), \(4, 6\)\]"),
+        ((), LABELS, "a model that returns a plain tuple loses its first entry|plain tuple"),
+        (LOGITS[:, 1:], LABELS, "logits cover 5 positions, labels 6.*keep_supervised_logits"),
+        (LOGITS, (LABELS, LABELS), r"got tuple: .*label_names=\['labels'\]"),
     ],
-    ids=["ids", "only ids", "nothing", "None", "no logits", "too short", "rows", "tuple", "flat", "shift"],
+    ids=["ids", "only ids", "nothing", "too short", "tuple"],
 )
-def test_bad_input(reducer, change, error, message, monkeypatch):
-    monkeypatch.setattr("lossfns._core.block.read", None)
-    given = {"logits": LOGITS, "labels": LABELS, "shift": 1} | change
-    with pytest.raises(error, match=message):
-        reducer(given.pop("logits"), given.pop("labels"), **given)
+def test_error_for_bad_input_names_the_remedy(reducer, logits, labels, message, monkeypatch):
+    monkeypatch.setattr("lossfns._core.block.read", None)  # nothing waits for the device
+    with pytest.raises((TypeError, ValueError), match=message):
+        reducer(logits, labels, shift=1)
