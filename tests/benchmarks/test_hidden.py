@@ -1,7 +1,5 @@
 """The benchmarks of the loss from hidden states at their smallest size."""
 
-import gc
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,7 +10,6 @@ from benchmarks.losses import Loss
 from benchmarks.memory import process_peak
 from tests.benchmarks.results import result
 
-gc.freeze()  # objects made by the imports need not be searched before every measurement
 TINY = hidden.Sizes(tokens=8, hidden=8, seconds=0.0)
 
 

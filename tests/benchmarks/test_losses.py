@@ -1,7 +1,5 @@
 """The benchmark of the losses at its smallest size, and its errors against gradients written out."""
 
-import gc
-
 import numpy as np
 import pytest
 import torch
@@ -11,11 +9,6 @@ from benchmarks import losses
 from tests.benchmarks.results import result
 
 TINY = losses.Sizes(rows=1, length=4, vocabularies=(151_936,), rounds=1)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick_collection():
-    gc.freeze()  # and not unfrozen: every Trainer of later tests would search all objects
 
 
 @pytest.fixture(scope="module")

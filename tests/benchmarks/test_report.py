@@ -77,7 +77,6 @@ def test_readme_table_is_replaced_between_its_markers(committed):
         report.with_readme_table("no markers", committed)
 
 
-@pytest.mark.xfail(reason="the README is rewritten in this issue; then its table stands between the markers")
 def test_readme_has_the_table_of_the_committed_results(committed):
     """To write it: put `benchmarks.report.readme_table` between the markers."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
