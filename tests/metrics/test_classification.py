@@ -256,20 +256,12 @@ def test_ids_have_precedence_over_probabilities_and_counts_over_both():
     assert found[0]["log_loss"] == found[1]["log_loss"]
 
 
-def test_weighted_counts_are_the_counts_of_repeated_samples():
-    """The counts of each sample are kept sparse, and weights times counts are the counts of a replicate."""
+def test_counts_of_each_sample_are_sparse():
     ids, labels = tokens()
-    metric = classification(3)
-    rows = metric.columns(evaluation(ids, labels))
-    for column in rows.values():
+    for column in classification(3).columns(evaluation(ids, labels)).values():
         assert sparse.issparse(column)
         assert column.dtype == np.int64
         assert column.nnz <= (labels != IGNORED).sum()
-    weights = np.random.default_rng(0).integers(0, 3, (4, 6))
-    stack = metric.scores({name: weights @ column for name, column in rows.items()})
-    for place, times in enumerate(weights):
-        again = score(metric, ids.repeat(times, axis=0), labels.repeat(times, axis=0))
-        assert {key: values[place] for key, values in stack.items()} == same(again)
 
 
 def test_memory_is_linear_in_the_number_of_classes():

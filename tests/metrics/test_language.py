@@ -137,17 +137,6 @@ def test_error_for_missing_columns_names_them_and_their_reducers():
     assert "correct_top_{k}: sample_sums with top_k=k" in message
 
 
-def test_scores_of_a_stack_of_sums_are_the_scores_of_each():
-    metric = language_modeling()
-    weights = np.random.default_rng(1).integers(0, 3, (2, 7, 40))
-    rows = metric.columns(evaluation(COLUMNS, LABELS))
-    stack = metric.scores({name: weights @ column for name, column in rows.items()})
-    for place in np.ndindex(2, 7):
-        repeated = [row for row, times in zip(ROWS, weights[place], strict=True) for _ in range(times)]
-        here = {key: values[place] for key, values in stack.items()}
-        assert here == pytest.approx(truth(repeated), rel=1e-12, abs=0)
-
-
 def test_bits_of_a_byte_and_a_character():
     rows = samples(8)
     predictions = columns(rows) | {"bytes": np.arange(8), "characters": np.arange(8) // 2}

@@ -93,18 +93,6 @@ def test_one_target_may_be_a_column():
     assert score(torch.from_numpy(predictions), torch.from_numpy(labels)) == expected
 
 
-def test_a_stack_of_sums_scores_as_each():
-    predictions, labels = targets()
-    rows, _ = regression().centered(regression().columns(evaluation(predictions, labels)), {})
-    weights = np.random.default_rng(1).integers(0, 3, (3, 4, 30))
-    stack = regression().scores({name: np.tensordot(weights, column, 1) for name, column in rows.items()})
-    for place in np.ndindex(3, 4):
-        drawn = np.repeat(np.arange(30), weights[place])
-        expected = truth(predictions[drawn], labels[drawn])
-        here = {key: values[place] for key, values in stack.items()}
-        assert here == pytest.approx({key: expected[key] for key in MOMENTS}, rel=1e-10)
-
-
 def exact(predictions, labels):
     """R2 and Pearson's correlation of one target in rational numbers, so that nothing is rounded on the way."""
     known = labels != MISSING

@@ -121,19 +121,6 @@ def test_labels_decide_what_is_counted():
     assert (argmax(logits, labels, shift=0) != N).all()
 
 
-@pytest.mark.parametrize("batch", [1, 3, 8])
-def test_every_sample_reaches_the_metric_of_a_trainer(batch):
-    rows = tiny.token_rows(8)
-    reducer = combine(ids=partial(argmax, shift=0), counts=partial(confusion_counts, shift=0))
-    model, options = tiny.model("bert_token"), {"reducer": reducer, "per_device_eval_batch_size": batch}
-    trainer = tiny.trainer(model, None, token_classification_loss, eval_rows=rows, **options)
-    predicted = trainer.predict(rows).predictions
-    for row, ids, counts in zip(rows, predicted["ids"], predicted["counts"]["confusion"], strict=True):
-        known = row["labels"] != N
-        expected = confusion_matrix(row["labels"][known], ids[: len(known)][known], labels=range(3))
-        assert counts.reshape(3, 3).tolist() == expected.tolist()
-
-
 @pytest.mark.parametrize("multi_label", [False, True])
 def test_probabilities_of_soft_and_multi_labels_in_a_trainer(multi_label):
     labels = torch.eye(3, dtype=torch.float64).repeat(3, 1)[:8]
