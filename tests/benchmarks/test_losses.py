@@ -48,7 +48,7 @@ def stock_like(scale: float) -> losses.Loss:
 
 
 def test_gradient_errors_detect_a_wrong_gradient():
-    """The largest error is in units of the largest element: NumPy's spacing, for a gradient wrong by 10 % everywhere."""
+    """The largest error is in units of the largest element: NumPy's spacing, for a gradient wrong by 10 %."""
     batch = losses.make_batch(torch.arange(1, 9).view(1, 8), ignored=0.0)
     for dtype in (torch.float32, torch.bfloat16):
         source = losses.make_logits(torch.arange(1, 9).view(1, 8), 100, dtype)

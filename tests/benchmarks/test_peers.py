@@ -9,7 +9,7 @@ from benchmarks import losses, peers
 from benchmarks.losses import OVER, OWN, STOCK, Loss
 from tests.benchmarks.results import result
 
-SIZES = peers.Sizes(tokens=(128, 256), vocabularies=(32_000,), seconds=0.0)
+SIZES = peers.Sizes(tokens=(256, 512), vocabularies=(32_000,), seconds=0.0)
 
 
 def absent(logits, batch):
@@ -27,13 +27,13 @@ def peer_rows():
 def test_peaks_grow_by_whole_copies_of_the_logits(peer_rows):
     """Per logit in bfloat16: three float32 copies, one copy, none."""
     peaks = {(row["loss"], row["tokens"]): row["peak"] for row in peer_rows if "peak" in row}
-    growth = [(peaks[loss, 256] - peaks[loss, 128]) / (128 * 32_000) for loss in (STOCK, OWN, OVER)]
+    growth = [(peaks[loss, 512] - peaks[loss, 256]) / (256 * 32_000) for loss in (STOCK, OWN, OVER)]
     assert growth == pytest.approx([12.0, 2.0, 0.0], abs=0.05)
 
 
 def test_errors_are_those_of_the_smallest_batch(peer_rows):
     measured = [row for row in peer_rows if "reason" not in row]
-    assert {row["tokens"] for row in measured if "gradient_error" in row} == {128}
+    assert {row["tokens"] for row in measured if "gradient_error" in row} == {256}
     assert all(len(row["seconds"]) == 2 for row in measured)
 
 

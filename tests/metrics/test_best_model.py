@@ -12,7 +12,14 @@ OWN = Metric(
 )
 
 
-SMALLER = ["perplexity", "nll_loss", "eval_perplexity", "lm_perplexity", "eval_wiki_text_nll_loss"]
+SMALLER = [
+    "perplexity",
+    "nll_loss",
+    "teacher_forced_wer",
+    "eval_perplexity",
+    "lm_perplexity",
+    "eval_wiki_text_nll_loss",
+]
 GREATER = ["token_accuracy", "top_5_accuracy", "top_10_accuracy", "sequence_accuracy", "eval_lm_top_5_accuracy"]
 
 

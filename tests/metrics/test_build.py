@@ -22,47 +22,28 @@ def test_joined_metrics_give_the_scores_of_each():
     assert scores == {"hit_rate": right, "error_rate": 1 - right, "lm_hit_rate": right}
 
 
-def test_shared_statistics_are_computed_once():
-    calls = []
-
-    def counted(predictions, labels, *, tolerance=0):
-        calls.append(tolerance)
-        return hits(predictions, labels, tolerance=tolerance)
-
-    def metric(statistics):
-        return Metric(statistics=statistics, score=hit_rate, higher_is_better={"hit_rate": True})
-
-    def joined(*statistics):
-        calls.clear()
-        return build(**{f"m{place}": metric(each) for place, each in enumerate(statistics)})
-
-    def close():
-        return partial(counted, tolerance=1)
-
-    near = sum(abs(guess - target) <= 1 for guess, target in zip(GUESSES, TARGETS, strict=True)) / 7
-    scores = joined(counted, counted, close(), close(), counted)(evaluation(GUESSES, TARGETS))
-    assert calls == [0, 1]
-    assert [scores[f"m{place}_hit_rate"] for place in range(5)] == [5 / 7, 5 / 7, near, near, 5 / 7]
-    joined(partial(counted, tolerance=np.array([0])), partial(counted, tolerance=np.array([0])))(
-        evaluation(GUESSES, TARGETS)
-    )
-    assert len(calls) == 2  # not hashable, so not known to be equal
-
-
-def test_equal_dataclasses_share_statistics_and_different_ones_do_not():
+def test_equal_statistics_are_computed_once():
     calls = []
 
     @dataclass(frozen=True)
     class Hits:
         tolerance: int
 
-        def __call__(self, predictions, labels):
+        def __call__(self, predictions, labels, more=0):
             calls.append(self.tolerance)
-            return hits(predictions, labels, tolerance=self.tolerance)
+            return hits(predictions, labels, tolerance=self.tolerance + more)
 
-    parts = [Metric(statistics=Hits(n), score=hit_rate, higher_is_better={"hit_rate": True}) for n in (0, 0, 1)]
-    build(*parts[:1], b=parts[1], c=parts[2])(evaluation(GUESSES, TARGETS))
-    assert calls == [0, 1]
+    def joined(*statistics):
+        calls.clear()
+        parts = [Metric(statistics=each, score=hit_rate, higher_is_better={"hit_rate": True}) for each in statistics]
+        return build(**{f"m{place}": part for place, part in enumerate(parts)})(evaluation(GUESSES, TARGETS))
+
+    near = (abs(GUESSES - TARGETS) <= 1).mean()
+    scores = joined(Hits(0), Hits(0), Hits(1), partial(Hits(0), more=1), partial(Hits(0), more=1))
+    assert calls == [0, 1, 0]
+    assert [*scores.values()] == [5 / 7, 5 / 7, near, near, near]
+    joined(*(partial(Hits(0), more=np.array([0])) for _ in range(2)))
+    assert len(calls) == 2  # not hashable, so not known to be equal
 
 
 TOP = Metric(statistics=hits, score=hit_rate, higher_is_better={"top_7_accuracy": True})

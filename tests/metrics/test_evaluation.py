@@ -48,24 +48,6 @@ def test_tensors_become_arrays_of_the_same_values(dtype):
     assert array.astype(np.float64).tolist() == tensor.double().tolist()
 
 
-def test_tensors_are_known_without_torch():
-    class Tensor:
-        dtype = "other.bfloat16"
-
-        def __init__(self, values):
-            self.values = values
-
-        def detach(self):
-            return self
-
-        cpu = float = detach
-
-        def numpy(self):
-            return np.array(self.values)
-
-    assert only(evaluation(Tensor([1.0, 2.0]), Tensor([0, 1]))).predictions.tolist() == [1.0, 2.0]
-
-
 def test_lists_of_labels_are_batches():
     first, second = batches(evaluation([{"x": IDS[:1]}, {"x": IDS[1:]}], [IDS[:1], IDS[1:]]))
     assert (first.rows, second.rows) == (1, 3)

@@ -8,18 +8,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import f1_score
 
-from metrics import (
-    Metric,
-    classification,
-    entity_f1,
-    from_sklearn,
-    glue,
-    multi_label,
-    preferences,
-    regression,
-    segmentation,
-    translation,
-)
+import metrics
 from metrics._core.evaluation import mapped
 from tests.kit import registry
 from tests.kit.registry import Entry
@@ -48,7 +37,7 @@ def is_lawful(entry):
     metric = entry.function
     return (
         entry.name not in APART
-        and isinstance(metric, Metric)
+        and isinstance(metric, metrics.Metric)
         and metric.supports_resampling
         and not metric.depends_on_order
     )
@@ -56,12 +45,17 @@ def is_lawful(entry):
 
 METRICS = [
     *filter(is_lawful, registry.METRICS),
-    Entry("classification", classification(4, average=AVERAGES, auc=True), ROWS, "ranking"),
-    Entry("multi_label", multi_label(3, average=SIDE_AVERAGES, auc=True), SIDES, "ranking"),
-    Entry("regression", regression(rank_correlation=True), REALS, "ranking"),
-    Entry("translation", translation(test_text.TOKENIZER), TEXTS),
-    Entry("preferences", preferences(), {"predictions": PAIRS, "labels": np.zeros(24)}),
-    Entry("glue", glue("stsb"), {"predictions": REALS["predictions"][:, 0], "labels": REALS["labels"][:, 0]}, "stsb"),
+    Entry("classification", metrics.classification(4, average=AVERAGES, auc=True), ROWS, "ranking"),
+    Entry("multi_label", metrics.multi_label(3, average=SIDE_AVERAGES, auc=True), SIDES, "ranking"),
+    Entry("regression", metrics.regression(rank_correlation=True), REALS, "ranking"),
+    Entry("translation", metrics.translation(test_text.TOKENIZER), TEXTS),
+    Entry("preferences", metrics.preferences(), {"predictions": PAIRS, "labels": np.zeros(24)}),
+    Entry(
+        "glue",
+        metrics.glue("stsb"),
+        {"predictions": REALS["predictions"][:, 0], "labels": REALS["labels"][:, 0]},
+        "stsb",
+    ),
 ]
 
 
@@ -126,7 +120,9 @@ def test_without_labels_every_ratio_is_nan_and_every_count_0(entry):
 def test_metrics_that_break_the_invariances_are_caught():
     def kept(name, score):
         statistics = lambda predictions, labels: {"x": predictions}  # noqa: E731
-        own = Metric(statistics=statistics, score=score, higher_is_better={"score": True}, needs_all_samples="a test")
+        own = metrics.Metric(
+            statistics=statistics, score=score, higher_is_better={"score": True}, needs_all_samples="a test"
+        )
         return Entry(name, own, {"predictions": GENERATOR.random(8), "labels": np.zeros(8)})
 
     with pytest.raises(AssertionError):
@@ -143,22 +139,22 @@ TAGGED[GENERATOR.random((12, 7)) < 0.2] = N
 SPREAD = GENERATOR.dirichlet(np.ones(5), 12)
 
 RELABELLED = {
-    "classification": (partial(classification, average=AVERAGES), IDS, TAGGED),
+    "classification": (partial(metrics.classification, average=AVERAGES), IDS, TAGGED),
     "classification with probabilities": (
-        partial(classification, average=AVERAGES, auc=True),
+        partial(metrics.classification, average=AVERAGES, auc=True),
         {"probabilities": SPREAD},
         TAGGED[:, 0],
     ),
     "multi_label": (
-        partial(multi_label, average=SIDE_AVERAGES, auc=True),
+        partial(metrics.multi_label, average=SIDE_AVERAGES, auc=True),
         {"probabilities": GENERATOR.random((12, 5))},
         GENERATOR.integers(0, 2, (12, 5)),
     ),
-    "segmentation": (segmentation, {"ids": IDS}, TAGGED),
-    "entity_f1": (partial(entity_f1, scheme="IOB2"), IDS, TAGGED),
-    "entity_f1 lenient": (partial(entity_f1, scheme="IOB2", lenient=True), IDS, TAGGED),
+    "segmentation": (metrics.segmentation, {"ids": IDS}, TAGGED),
+    "entity_f1": (partial(metrics.entity_f1, scheme="IOB2"), IDS, TAGGED),
+    "entity_f1 lenient": (partial(metrics.entity_f1, scheme="IOB2", lenient=True), IDS, TAGGED),
     "from_sklearn": (
-        lambda id2label: from_sklearn(partial(f1_score, average="macro"), kind="ids", greater_is_better=True),
+        lambda id2label: metrics.from_sklearn(partial(f1_score, average="macro"), kind="ids", greater_is_better=True),
         IDS,
         TAGGED,
     ),

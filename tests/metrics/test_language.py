@@ -29,26 +29,6 @@ def test_scores_equal_a_loop_over_the_tokens():
     assert score(COLUMNS) == pytest.approx(truth(ROWS), rel=1e-14, abs=0)
 
 
-class MeanOfBatchMeans:
-    """What `exp(eval_loss)` does: the mean over batches of the means over tokens."""
-
-    def __init__(self):
-        self.results = []
-
-    def __call__(self, eval_pred, compute_result=True):
-        lists = isinstance(eval_pred.label_ids, list)
-        for part in eval_pred.predictions if lists else [eval_pred.predictions]:
-            self.results.append(float(part["nll"].sum() / part["tokens"].sum()))
-        return {"nll_loss": float(np.mean(self.results))} if compute_result else {}
-
-
-def test_a_mean_of_batch_means_is_caught():
-    expected = {"nll_loss": truth(ROWS)["nll_loss"]}
-    assert_modes_agree(MeanOfBatchMeans, COLUMNS, LABELS, [0, 40], expected)
-    with pytest.raises(AssertionError):
-        assert_modes_agree(MeanOfBatchMeans, COLUMNS, LABELS, [0, 8, 40], expected)
-
-
 @settings(max_examples=30)
 @given(count=st.integers(2, 30), seed=st.integers(0, 2**32 - 1), data=st.data())
 def test_no_split_order_or_padding_changes_a_score(count, seed, data):

@@ -1,6 +1,5 @@
 """Groups, intervals, comparisons and by_dataset, against loops over rows and SciPy."""
 
-import math
 from functools import partial
 
 import numpy as np
@@ -18,7 +17,6 @@ from metrics import (
     language_modeling,
     regression,
     resampling,
-    retrieval,
 )
 from metrics._core.metric import ratio
 
@@ -181,7 +179,6 @@ def test_numbers_of_python_and_numpy_are_one_group(groups):
 def test_integers_of_numpy_are_integers():
     given = {"n": np.int64(20), "seed": np.uint8(3)}
     assert bootstrap(classification(3), **given)(EVALUATED) == bootstrap(classification(3), n=20, seed=3)(EVALUATED)
-    assert retrieval(np.array([1, 5])).higher_is_better.keys() == retrieval((1, 5)).higher_is_better.keys()
 
 
 def test_number_of_units_is_checked():
@@ -218,23 +215,6 @@ def test_samples_with_different_statistics_have_different_hashes(name, sparsely)
     different = len(np.unique(table.view(np.int64), axis=0)) - (sparsely and name == "signs")  # no zero is stored
     assert len(np.unique(resampling._row_hash({"x": column}))) == different
     assert len(np.unique(resampling._row_hash({"one": np.ones((len(table), 1)), "x": column}))) == different
-
-
-@pytest.mark.parametrize("values", [[1.0, -1.0, -1.0, -1.0], [0.0, 1.0, 2.0, 3.0]], ids=["signs", "integers"])
-def test_interval_of_similar_numbers_follows_the_normal_distribution(values):
-    """The percentiles of a mean of 400 draws: within a tenth of what the normal distribution says."""
-    bias = Metric(
-        statistics=lambda predictions, labels: {"error": predictions - labels, "samples": np.ones(len(labels))},
-        score=lambda sums: {"bias": sums["error"] / sums["samples"]},
-        higher_is_better={"bias": None},
-    )
-    drawn = np.tile(values, 100)
-    evaluated, zeros = evaluation(drawn, np.zeros(400)), evaluation(np.zeros(400), np.zeros(400))
-    scores = bootstrap(bias, n=4000)(evaluated)
-    half = stats.norm.ppf(0.975) * drawn.std() / math.sqrt(400)
-    assert scores["bias_high"] - drawn.mean() == pytest.approx(half, rel=0.1)
-    assert drawn.mean() - scores["bias_low"] == pytest.approx(half, rel=0.1)
-    assert compare(bias, evaluated, zeros, n=100)["bias_difference"] == pytest.approx(drawn.mean())
 
 
 @pytest.mark.parametrize("form", [sparse.csc_array, sparse.coo_matrix, sparse.lil_array])

@@ -10,17 +10,7 @@ import sacrebleu
 from rouge_score import rouge_scorer
 from torchmetrics.functional.text import squad
 
-from metrics import (
-    best_model_kwargs,
-    bootstrap,
-    build,
-    compare,
-    decode,
-    summarization,
-    text_match,
-    transcription,
-    translation,
-)
+from metrics import bootstrap, build, compare, decode, summarization, text_match, transcription, translation
 
 from .evaluations import evaluation, modes, sized
 
@@ -121,7 +111,6 @@ def test_teacher_forced_texts_have_prefixed_keys():
     kept = [row[: len(reference)] for row, reference in zip(ids.tolist(), REFERENCES, strict=True)]
     word_error = jiwer.process_words(TEXTS[1], TOKENIZER.batch_decode(kept, skip_special_tokens=True)).wer
     assert scores["teacher_forced_wer"] == pytest.approx(word_error, rel=1e-12)
-    assert best_model_kwargs("teacher_forced_wer")["greater_is_better"] is False
     with pytest.raises(ValueError, match="the column 'generated'"):
         text_match(TOKENIZER)(evaluation(ids[:, :3], LABELS))
 

@@ -1,4 +1,4 @@
-"""Entity scores against seqeval, against conlleval's rules written as a loop, and against conlleval itself."""
+"""Entity scores against seqeval and against conlleval."""
 
 import re
 import shutil
@@ -42,45 +42,11 @@ def seqeval(ids, labels, tags, scheme, *, lenient, average="micro"):
         return score(true, found, average=average, zero_division=0, **options)
 
 
-def conlleval(sentences):
-    """Entities as conlleval.pl reads them: (sentence, first, last, type)."""
-    found = set()
-    for number, tags in enumerate(sentences):
-        start, before, kind_before = None, "O", ""
-        for place, tag in enumerate([*tags, "O"]):
-            prefix, _, kind = tag.partition("-")
-            changed = kind != kind_before
-            if start is not None and (prefix in "OB" or changed):
-                found.add((number, start, place - 1, kind_before))
-                start = None
-            if prefix == "B" or (prefix == "I" and (before == "O" or changed)):
-                start = place
-            before, kind_before = prefix, kind
-    return found
-
-
 def noisy(shape, size, seed, *, right=0.6):
     generator = np.random.default_rng(seed)
     labels = generator.integers(0, size, shape)
     ids = np.where(generator.random(shape) < right, labels, generator.integers(0, size, shape))
     return ids, np.where(generator.random(shape) < 0.15, tiny.IGNORED, labels)
-
-
-@pytest.fixture(scope="module")
-def treebank():
-    """Runs of one part of speech in a real treebank as entities in IOB2, and predictions with a tenth exchanged."""
-    sentences = assets.conllu_sentences()[:3000]
-    kinds = sorted({tag for sentence in sentences for tag in sentence.tags} - {"PUNCT"})
-    tags = ["O", *(f"{prefix}-{kind}" for prefix in "BI" for kind in kinds)]
-    labels = np.full((len(sentences), max(len(sentence.tags) for sentence in sentences)), tiny.IGNORED)
-    for row, sentence in zip(labels, sentences, strict=True):
-        before = None
-        for place, kind in enumerate(sentence.tags):
-            row[place] = tags.index("O" if kind == "PUNCT" else f"{'I' if kind == before else 'B'}-{kind}")
-            before = kind
-    generator = np.random.default_rng(0)
-    ids = np.where(generator.random(labels.shape) < 0.9, labels, generator.integers(0, len(tags), labels.shape))
-    return ids, labels, tags
 
 
 @pytest.fixture(scope="module")
@@ -94,11 +60,6 @@ def newspaper():
         return np.array([[tags.index(tag) for tag in row] + [tiny.IGNORED] * (longest - len(row)) for row in rows])
 
     return *(table([getattr(sentence, kind) for sentence in sentences]) for kind in ("found", "chunks")), tags
-
-
-@pytest.fixture(params=["treebank", "newspaper"])
-def corpus(request):
-    return request.getfixturevalue(request.param)
 
 
 @pytest.mark.parametrize("lenient", [False, True])
@@ -125,8 +86,8 @@ def test_only_bilou_differs_from_the_default_mode_of_seqeval(scheme):
 
 
 @pytest.mark.parametrize("lenient", [False, True])
-def test_real_texts_score_as_in_seqeval(corpus, lenient):
-    ids, labels, tags = corpus
+def test_real_texts_score_as_in_seqeval(newspaper, lenient):
+    ids, labels, tags = newspaper
     scores = entity_f1(dict(enumerate(tags)), scheme="IOB2", lenient=lenient)(evaluation(ids, labels))
     *values, support = seqeval(ids, labels, tags, "IOB2", lenient=lenient)
     *each, _ = seqeval(ids, labels, tags, "IOB2", lenient=lenient, average=None)
@@ -136,14 +97,6 @@ def test_real_texts_score_as_in_seqeval(corpus, lenient):
     for key, by_type in zip(KEYS, each, strict=True):
         found = {name: scores[f"{key}/{name}"] for name in kinds if not np.isnan(scores[f"{key}/{name}"])}
         assert list(found.values()) == pytest.approx(by_type.tolist(), rel=1e-12)
-
-
-def test_real_texts_score_as_in_a_loop(corpus):
-    ids, labels, tags = corpus
-    scores = entity_f1(dict(enumerate(tags)), scheme="IOB2", lenient=True)(evaluation(ids, labels))
-    true, found = (conlleval(words(table, labels, tags)) for table in (labels, ids))
-    assert scores["entity_precision"] == len(true & found) / len(found)
-    assert scores["entity_recall"] == len(true & found) / len(true)
 
 
 def conlleval_itself(true, found, folder):
@@ -159,8 +112,8 @@ def conlleval_itself(true, found, folder):
 
 
 @pytest.mark.skipif(shutil.which("perl") is None, reason="conlleval is written in Perl")
-def test_real_texts_score_as_in_conlleval(corpus, tmp_path):
-    ids, labels, tags = corpus
+def test_real_texts_score_as_in_conlleval(newspaper, tmp_path):
+    ids, labels, tags = newspaper
     scores = entity_f1(dict(enumerate(tags)), scheme="IOB2", lenient=True)(evaluation(ids, labels))
     expected = conlleval_itself(*(words(table, labels, tags) for table in (labels, ids)), tmp_path)
     assert len(expected) > 5

@@ -5,30 +5,21 @@ from functools import partial
 import pytest
 import torch
 
+import reducers
 from lossfns import hidden_states
-from reducers import (
-    answer_logits,
-    argmax,
-    calibration_bins,
-    confusion_counts,
-    label_rank,
-    sample_sums,
-    token_log_probs,
-    top_k,
-)
 from tests import tiny
 
 from .inputs import LABELS, B, N, S, V, normal, tied
 
 REDUCERS = {
-    "argmax": argmax,
-    "top_k": partial(top_k, k=2),
-    "token_log_probs": token_log_probs,
-    "sample_sums": partial(sample_sums, top_k=(1, 2), entropy=True),
-    "label_rank": label_rank,
-    "calibration_bins": calibration_bins,
-    "confusion_counts": confusion_counts,
-    "answer_logits": partial(answer_logits, token_ids=[9, 4]),
+    "argmax": reducers.argmax,
+    "top_k": partial(reducers.top_k, k=2),
+    "token_log_probs": reducers.token_log_probs,
+    "sample_sums": partial(reducers.sample_sums, top_k=(1, 2), entropy=True),
+    "label_rank": reducers.label_rank,
+    "calibration_bins": reducers.calibration_bins,
+    "confusion_counts": reducers.confusion_counts,
+    "answer_logits": partial(reducers.answer_logits, token_ids=[9, 4]),
 }
 every = pytest.mark.parametrize("reducer", REDUCERS.values(), ids=REDUCERS)
 LOGITS = normal(B, S, V, dtype=torch.float32)
@@ -83,20 +74,6 @@ def test_hidden_states_give_the_same_as_logits(reducer):
 def test_no_graph_is_kept(reducer):
     logits = LOGITS.bfloat16().requires_grad_()
     assert not any(value.requires_grad for value in named(reducer(logits, LABELS, shift=1)).values())
-
-
-@every
-def test_padding_across_ranks_changes_nothing(reducer):
-    """The Trainer's gather adds rows and columns of -100 to logits and labels."""
-    wide = torch.nn.functional.pad(LOGITS, (0, 0, 0, 2, 0, 1), value=-100.0)
-    wide_labels = torch.nn.functional.pad(LABELS, (0, 2, 0, 1), value=N)
-    found, expected = named(reducer(wide, wide_labels, shift=0)), named(reducer(LOGITS, LABELS, shift=0))
-    for name, value in expected.items():
-        if value.shape[:2] == LABELS.shape:
-            assert found[name][:B, :S][LABELS != N].equal(value[LABELS != N])
-        else:
-            assert found[name][:B].equal(value)
-            assert ((found[name][B] == 0) | (found[name][B] == N)).all()
 
 
 @pytest.mark.parametrize("name", sorted(REDUCERS.keys() - {"answer_logits"}))
