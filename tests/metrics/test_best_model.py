@@ -2,10 +2,8 @@ import re
 
 import pytest
 
-from metrics import Metric, best_model, best_model_kwargs, build, language, language_modeling
+from metrics import Metric, best_model, best_model_kwargs, build, language_modeling
 from metrics._core import keys as _keys
-
-from .evaluations import columns, evaluation, samples
 
 OWN = Metric(
     statistics=dict, score=dict, higher_is_better={"gain": True, "regret": False, "size": None, "f1_{label}": True}
@@ -93,16 +91,6 @@ def test_exact_key_has_precedence_over_a_prefixed_one():
     metric = Metric(statistics=dict, score=dict, higher_is_better={"error": False, "no_error": True})
     assert best_model_kwargs("no_error", metric)["greater_is_better"] is True
     assert best_model_kwargs("other_error", metric)["greater_is_better"] is False
-
-
-def test_every_key_that_is_returned_has_a_direction():
-    predictions = columns(samples(5))
-    predictions |= {"bytes": predictions["tokens"], "characters": predictions["tokens"]}
-    scores = language_modeling()(evaluation(predictions, predictions["nll"]))
-    assert len(scores) == len(language.HIGHER_IS_BETTER)
-    for key in scores:
-        entry = "top_{k}_accuracy" if key == "top_5_accuracy" else key
-        assert best_model.HIGHER_IS_BETTER[entry] is language.HIGHER_IS_BETTER[entry]
 
 
 def test_names_ending_in_loss_agree_with_the_trainers_guess():

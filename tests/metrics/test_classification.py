@@ -331,14 +331,6 @@ def test_every_key_has_the_direction_that_the_package_knows(metric):
     assert metrics.best_model_kwargs("f1/PER") == {"metric_for_best_model": "f1/PER", "greater_is_better": True}
 
 
-def test_class_names_appear_in_the_keys():
-    scores = score(
-        metrics.classification(id2label={0: "O", 1: "PER"}, average="per_class"), np.array([1]), np.array([1])
-    )
-    assert scores["f1/PER"] == 1.0
-    assert math.isnan(scores["f1/O"])
-
-
 def labelled(samples, num_classes, seed, *, missing=0.0):
     generator = np.random.default_rng(seed)
     probabilities = generator.random((samples, num_classes)).round(1)

@@ -77,14 +77,6 @@ def test_all_arrays_must_have_one_row_per_sample(predictions, labels, message):
         batches(evaluation(predictions, labels))
 
 
-@pytest.mark.parametrize("leaf", [None, 3, 2.5, "text", np.float64(1.0)])
-def test_leaves_are_arrays_or_tensors(leaf):
-    with pytest.raises(TypeError, match=type(leaf).__name__):
-        batches(evaluation({"x": leaf}, IDS))
-    with pytest.raises(TypeError, match=type(leaf).__name__):
-        batches(evaluation(IDS, leaf))
-
-
 @pytest.mark.parametrize("wrong", [(IDS, IDS), IDS, None, SimpleNamespace(predictions=IDS)])
 def test_only_an_eval_prediction_is_taken(wrong):
     metric = Metric(statistics=lambda predictions, labels: {"n": labels}, score=dict, higher_is_better={"n": None})

@@ -152,15 +152,9 @@ AREAS[:, :, 0] = tiny.IGNORED
 PICTURES = [row | {"labels": area} for row, area in zip(tiny.image_rows(ROWS, seed=5), AREAS, strict=True)]
 
 
-pixels = partial(
-    tiny.trainer,
-    Pixels(),
-    eval_rows=PICTURES,
-    reducer=reducers.segmentation_counts,
-    metric=metrics.build(metrics.segmentation(4), num_samples=ROWS),
-    loss=zero,
-    collator=stack,
-)
+stacked = partial(tiny.trainer, loss=zero, collator=stack)
+areas = metrics.build(metrics.segmentation(4), num_samples=ROWS)
+pixels = partial(stacked, Pixels(), eval_rows=PICTURES, reducer=reducers.segmentation_counts, metric=areas)
 
 
 def expected_pixels():
@@ -189,7 +183,7 @@ class Ranker(torch.nn.Module):
         return {"logits": features @ self.weight}
 
 
-ranker = partial(tiny.trainer, Ranker(), loss=zero, collator=stack)
+ranker = partial(stacked, Ranker())
 rankings = partial(ranker, eval_rows=RANKED, metric=metrics.build(metrics.retrieval((3,)), num_samples=ROWS))
 values = partial(ranker, eval_rows=RANKED, metric=metrics.build(metrics.regression(), num_samples=ROWS))
 

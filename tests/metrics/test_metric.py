@@ -135,10 +135,6 @@ def test_results_are_python_floats(value):
     assert type(result["value"]) is float
 
 
-def test_counts_may_be_those_of_numpy():
-    assert build(classification(np.int64(2)), num_samples=np.int64(7)).num_samples == 7
-
-
 SPEEDS = ["runtime", "samples_per_second", "steps_per_second", "jit_compilation_time", "model_preparation_time"]
 
 

@@ -177,6 +177,7 @@ def test_numbers_of_python_and_numpy_are_one_group(groups):
 
 
 def test_integers_of_numpy_are_integers():
+    assert build(classification(np.int64(2)), num_samples=np.int64(7)).num_samples == 7
     given = {"n": np.int64(20), "seed": np.uint8(3)}
     assert bootstrap(classification(3), **given)(EVALUATED) == bootstrap(classification(3), n=20, seed=3)(EVALUATED)
 
