@@ -10,14 +10,7 @@ OWN = Metric(
 )
 
 
-SMALLER = [
-    "perplexity",
-    "nll_loss",
-    "teacher_forced_wer",
-    "eval_perplexity",
-    "lm_perplexity",
-    "eval_wiki_text_nll_loss",
-]
+SMALLER = ["perplexity", "nll_loss", "eval_perplexity", "lm_perplexity", "eval_wiki_text_nll_loss"]
 GREATER = ["token_accuracy", "top_5_accuracy", "top_10_accuracy", "sequence_accuracy", "eval_lm_top_5_accuracy"]
 
 
@@ -91,6 +84,7 @@ def test_exact_key_has_precedence_over_a_prefixed_one():
     metric = Metric(statistics=dict, score=dict, higher_is_better={"error": False, "no_error": True})
     assert best_model_kwargs("no_error", metric)["greater_is_better"] is True
     assert best_model_kwargs("other_error", metric)["greater_is_better"] is False
+    assert best_model_kwargs("teacher_forced_wer")["greater_is_better"] is False
 
 
 def test_names_ending_in_loss_agree_with_the_trainers_guess():
