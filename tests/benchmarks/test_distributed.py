@@ -47,12 +47,7 @@ def outcomes(tmp_path_factory):
 
 def test_every_test_is_kept_with_its_outcome(outcomes):
     right, wrong, newer = map(distributed.summary, outcomes)
-    assert right | {"seconds": 0} == {
-        "passed": 1,
-        "skipped": {"needs a newer release": 2},
-        "failed": [],
-        "seconds": 0,
-    }
+    assert right | {"seconds": 0} == {"passed": 1, "skipped": {"needs a newer release": 2}, "failed": [], "seconds": 0}
     assert wrong["failed"] == ["test_suite::test_wrong"]
     assert newer["skipped"] == {"needs a newer release": 2, "needs another release (a whole module)": 1}
 
@@ -106,17 +101,13 @@ def test_the_report_shows_what_the_files_hold(outcomes, monkeypatch, tmp_path):
     assert distributed.read("nothing") == []
 
 
-def test_the_lowest_environment_is_what_pyproject_claims():
+def test_the_lowest_environment_is_what_pyproject_claims_and_the_newest_that_of_the_constraints():
     lowest = versions.pins(versions.Environment(versions.LOWEST, versions.LOWEST))
-    bounds = versions.lower_bounds()
+    newest = versions.pins(versions.Environment(versions.NEWEST, versions.NEWEST))
     assert {"transformers==4.57.1", "accelerate==1.3", "numpy==1.26", "scikit-learn==1.4"} <= {*lowest}
-    assert bounds["torch"] == "2.6"
+    assert versions.lower_bounds()["torch"] == "2.6"
+    assert [pin for pin in newest if pin.startswith("transformers==")] == ["transformers==5.24.0"]
     assert not any(pin.startswith("torch==") for pin in lowest), "torch is installed first"
-
-
-def test_newest_environment_is_that_of_the_constraints():
-    pins = versions.pins(versions.Environment(versions.NEWEST, versions.NEWEST))
-    assert [pin for pin in pins if pin.startswith("transformers==")] == ["transformers==5.24.0"]
 
 
 def test_every_release_is_tried_with_both_torches():

@@ -1,16 +1,9 @@
 """The benchmark of evaluations at its smallest size: what the Trainer keeps is known exactly."""
 
-import gc
-
 import pytest
 
 from benchmarks import evaluation
 from tests.benchmarks.results import result
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick_collection():
-    gc.freeze()  # and not unfrozen: every Trainer of later tests would search all objects
 
 
 @pytest.fixture(scope="module")

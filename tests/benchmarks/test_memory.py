@@ -1,13 +1,12 @@
 """The byte counter against sizes computed by hand, and each of its guarantees against a counter that lacks it."""
 
-import gc
+import itertools
 import math
 import os
 from collections.abc import Callable
 
 import pytest
 import torch
-import torch.nn.functional as F
 from transformers.loss.loss_utils import ForCausalLMLoss
 
 from benchmarks.memory import LiveBytes, Peak, peak_bytes, resident_peak
@@ -18,12 +17,6 @@ KIB = 1024
 SLACK = 256  # bytes: 0-d losses, counts and ones
 
 TOKENS, VOCAB = 64, 1000
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick_collection():
-    """Exclude objects made by the imports, which cost every count a third of a second."""
-    gc.freeze()  # and not unfrozen: every Trainer of later tests would search all objects
 
 
 class CountsTensorsNotStorages(LiveBytes):
@@ -64,17 +57,25 @@ class ForgetsTheStart(LiveBytes):
 
 def measured(counter: LiveBytes, fn: Callable[[], object]) -> Peak:
     with counter:
-        result = fn()
-    kept = counter.live
-    del result
-    return Peak(counter.peak, kept)
+        fn()
+    return Peak(counter.peak, counter.live)
 
 
-# --- what is counted -------------------------------------------------------------------------------------------------
+HELD = torch.zeros(KIB)
 
 
-def test_temporaries_count_while_they_live():
-    assert peak_bytes(lambda: torch.zeros(KIB).add(1).mul(2).sum()) == Peak(2 * 4 * KIB, 4)
+@pytest.mark.parametrize(
+    ("work", "counted"),
+    [
+        (lambda: torch.zeros(KIB).add(1).mul(2).sum(), Peak(2 * 4 * KIB, 4)),
+        (lambda: torch.zeros(KIB).split(16), Peak(4 * KIB, 4 * KIB)),
+        (lambda: torch.tensor([0.0] * KIB), Peak(4 * KIB, 4 * KIB)),
+        (lambda: HELD.add(1), Peak(4 * KIB, 4 * KIB)),
+    ],
+    ids=["temporaries while they live", "the one storage of a list", "a Python list", "not what the caller holds"],
+)
+def test_what_is_counted(work, counted):
+    assert peak_bytes(work) == counted
 
 
 def test_views_and_in_place_operations_are_free():
@@ -85,19 +86,6 @@ def test_views_and_in_place_operations_are_free():
         return x
 
     assert peak_bytes(work) == Peak(4 * KIB, 4 * KIB)
-
-
-def test_a_list_of_outputs_counts_its_one_storage():
-    assert peak_bytes(lambda: torch.zeros(KIB).split(16)) == Peak(4 * KIB, 4 * KIB)
-
-
-def test_tensors_made_from_python_lists_count():
-    assert peak_bytes(lambda: torch.tensor([0.0] * KIB)) == Peak(4 * KIB, 4 * KIB)
-
-
-def test_what_the_caller_holds_is_not_counted():
-    held = torch.zeros(KIB)
-    assert peak_bytes(lambda: held.add(1)) == Peak(4 * KIB, 4 * KIB)
 
 
 def test_releasing_existing_memory_lowers_the_count():
@@ -111,23 +99,20 @@ def test_releasing_existing_memory_lowers_the_count():
     assert peak_bytes(work) == Peak(2 * KIB, -2 * KIB)
 
 
-def test_storage_released_by_set_or_data_is_not_counted():
-    def work():
+def test_storage_released_by_set_or_data_is_not_counted_and_moved_storage_is():
+    def release():
         x = torch.zeros(KIB)
         x.set_()
         y = torch.zeros(KIB)
         y.data = torch.zeros(1)
         return torch.zeros(KIB), x, y
 
-    assert peak_bytes(work) == Peak(4 * KIB + 4, 4 * KIB + 4)
-
-
-def test_storage_moved_by_set_or_data_is_counted():
-    def work():
+    def move():
         x, y = torch.zeros(KIB), torch.zeros(KIB)
         return torch.empty(0).set_(x), y.data
 
-    assert peak_bytes(work) == Peak(8 * KIB, 8 * KIB)
+    assert peak_bytes(release) == Peak(4 * KIB + 4, 4 * KIB + 4)
+    assert peak_bytes(move) == Peak(8 * KIB, 8 * KIB)
 
 
 def test_resized_storages_count_at_their_size():
@@ -168,57 +153,27 @@ def test_an_error_leaves_no_counter_behind():
     assert peak_bytes(lambda: torch.zeros(KIB)) == Peak(4 * KIB, 4 * KIB)
 
 
-# --- losses whose memory is known ------------------------------------------------------------------------------------
-
-
 def logits_and_labels(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.zeros(1, TOKENS, VOCAB, dtype=dtype, requires_grad=True), torch.zeros(1, TOKENS, dtype=torch.long)
 
 
-def cross_entropy_step(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    loss = F.cross_entropy(logits[0], labels[0])
-    return torch.autograd.grad(loss, logits)[0]
-
-
-def test_cross_entropy_makes_three_copies():
-    """Log-probabilities, their gradient and the logits' gradient; afterwards the last."""
-    logits, labels = logits_and_labels(torch.float32)
-    size = 4 * TOKENS * VOCAB
-    counted = peak_bytes(lambda: cross_entropy_step(logits, labels))
-    # The indexing makes a fourth in its own backward, when the first is gone.
-    assert 3 * size <= counted.peak <= 3 * size + SLACK
-    assert counted.kept == size
-
-
+@pytest.mark.parametrize("released", [False, True])
 @pytest.mark.parametrize(("dtype", "copies"), [(torch.float32, 3.0), (torch.bfloat16, 6.0)])
-def test_the_stock_loss_with_logits_held(dtype, copies):
-    """In bfloat16 the same three float32 copies; the gradient in bfloat16 comes when two of them are gone."""
-    logits, labels = logits_and_labels(dtype)
-    counted = peak_bytes(lambda: ForCausalLMLoss(logits, labels, VOCAB).backward())
-    labels_bytes = 2 * 8 * (TOKENS + 1)  # padded and shifted
-    assert copies * logits.nbytes <= counted.peak <= copies * logits.nbytes + labels_bytes + SLACK
-    assert counted.kept == logits.nbytes
-
-
-@pytest.mark.parametrize(("dtype", "copies"), [(torch.float32, 3.0), (torch.bfloat16, 6.0)])
-def test_the_stock_loss_with_logits_released(dtype, copies):
-    """As in the Trainer: what is counted begins before the logits, which go when the loss returns.
-
-    Three float32 copies in either dtype: the logits are gone before the gradients come.
-    """
+def test_the_stock_loss_makes_three_float32_copies(dtype, copies, released):
+    """In the Trainer, what is counted begins before the logits, which go when the loss returns."""
     source, labels = logits_and_labels(dtype)
 
     def step():
-        logits = source * 1.0
+        logits = source * 1.0 if released else source
         loss = ForCausalLMLoss(logits, labels, VOCAB)
         del logits
         loss.backward()
 
-    labels_bytes = 2 * 8 * (TOKENS + 1)
-    assert copies * source.nbytes <= peak_bytes(step).peak <= copies * source.nbytes + labels_bytes + SLACK
+    counted = peak_bytes(step)
+    labels_bytes = 2 * 8 * (TOKENS + 1)  # padded and shifted
+    assert copies * source.nbytes <= counted.peak <= copies * source.nbytes + labels_bytes + SLACK
+    assert counted.kept == source.nbytes
 
-
-# --- the headline: 1,024 tokens, a vocabulary of 151,936 --------------------------------------------------------------
 
 HEADLINE = (2, 512, 151_936)
 
@@ -228,33 +183,22 @@ def large_logits(dtype: torch.dtype) -> torch.Tensor:
     return weight.expand(HEADLINE).clone()
 
 
-@pytest.mark.parametrize(("overwrite", "extra"), [(False, 1.05), (True, 0.05)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_loss_needs_one_copy_of_the_logits_or_none(dtype, overwrite, extra):
-    """Above logits that the caller holds."""
-    logits, labels = large_logits(dtype), torch.arange(1024).view(2, 512)
-    size = logits.nbytes
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "released"), [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)]
+)
+def test_the_loss_needs_one_copy_of_the_logits_or_none(dtype, released, overwrite):
+    """Above logits that the caller holds, or that are made and released in the step, as in the Trainer."""
+    held, labels = [] if released else [large_logits(dtype)], torch.arange(1024).view(2, 512)
+    size = dtype.itemsize * math.prod(HEADLINE)
 
     def step():
-        loss = causal_lm_loss({"logits": logits}, labels, overwrite_logits=overwrite)
-        loss.backward()
-
-    assert peak_bytes(step).peak <= extra * size
-
-
-@pytest.mark.parametrize(("overwrite", "copies"), [(False, 2.05), (True, 1.05)])
-def test_a_step_that_releases_its_logits(overwrite, copies):
-    """As in the Trainer; the logits themselves count."""
-    labels = torch.arange(1024).view(2, 512)
-    size = 2 * math.prod(HEADLINE)
-
-    def step():
-        logits = large_logits(torch.bfloat16)
+        logits = large_logits(dtype) if released else held[0]
         loss = causal_lm_loss({"logits": logits}, labels, overwrite_logits=overwrite)
         del logits
         loss.backward()
 
-    assert size <= peak_bytes(step).peak <= copies * size
+    assert released * size <= peak_bytes(step).peak <= (released + (0.05 if overwrite else 1.05)) * size
 
 
 def half_ignored_gradient(logits: torch.Tensor) -> torch.Tensor:
@@ -282,46 +226,32 @@ def test_pages_of_ignored_rows_stay_untouched(monkeypatch, mostly_scored, share)
     assert share[0] <= taken / logits.nbytes <= share[1]
 
 
+def stock_step():
+    logits, labels = logits_and_labels(torch.bfloat16)
+    return lambda: torch.autograd.grad(ForCausalLMLoss(logits, labels, VOCAB), logits)[:0]
+
+
 @pytest.mark.parametrize("broken", [CountsTensorsNotStorages, NeverFrees, MissesBackward, ForgetsTheStart])
 def test_broken_counter_is_detected(broken):
-    logits, labels = logits_and_labels(torch.bfloat16)
-
-    def step():
-        torch.autograd.grad(ForCausalLMLoss(logits, labels, VOCAB), logits)
-
+    step, expected = stock_step(), 6 * 2 * TOKENS * VOCAB
     right, wrong = measured(LiveBytes(), step), measured(broken(), step)
-    assert abs(right.peak - 6 * logits.nbytes) < 0.02 * right.peak
-    assert abs(wrong.peak - 6 * logits.nbytes) > 0.1 * right.peak
+    assert abs(right.peak - expected) < 0.02 * right.peak
+    assert abs(wrong.peak - expected) > 0.1 * right.peak
 
 
 def test_counter_agrees_with_the_allocator():
     """torch's profiler records every allocation, including temporaries inside kernels."""
-    logits, labels = logits_and_labels(torch.bfloat16)
-
-    def step():
-        torch.autograd.grad(ForCausalLMLoss(logits, labels, VOCAB), logits)
-
+    step = stock_step()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         step()
     events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
     events.sort(key=lambda event: event.start_ns())
-    live = highest = 0
-    for event in events:
-        live += event.nbytes()
-        highest = max(highest, live)
+    highest = max(itertools.accumulate(event.nbytes() for event in events))
     assert peak_bytes(step).peak == pytest.approx(highest, rel=0.02)
 
 
-# --- the process -----------------------------------------------------------------------------------------------------
-
-
-def test_the_resident_peak_sees_a_temporary_that_tensors_do_not_show():
+def test_the_resident_peak_sees_temporaries_of_python_and_torch():
     size = 128 << 20
-    filled = resident_peak(lambda: bytearray(b"x") * size)
-    assert size <= filled <= 1.25 * size
-    assert resident_peak(lambda: None) < size / 16
-
-
-def test_the_resident_peak_of_a_freed_tensor():
-    size = 128 << 20
+    assert size <= resident_peak(lambda: bytearray(b"x") * size) <= 1.25 * size
     assert 0.98 * size <= resident_peak(lambda: float(torch.ones(size // 4).sum())) <= 1.25 * size
+    assert resident_peak(lambda: None) < size / 16

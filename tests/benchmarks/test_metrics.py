@@ -1,7 +1,5 @@
 """All contenders compute the same scores, and each is measured separately."""
 
-import gc
-
 import pytest
 
 from benchmarks import metrics
@@ -19,13 +17,6 @@ def ways(quick):
         Contender("peer", lambda: KEPT.append(b"x" * size) or {"score": 0.25}),
         Contender("half", lambda: {"score": 0.0}, scale=2),
     ]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick_collection():
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture

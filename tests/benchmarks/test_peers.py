@@ -1,6 +1,5 @@
 """The comparison with other libraries at its smallest size."""
 
-import gc
 import sys
 
 import pytest
@@ -15,13 +14,6 @@ SIZES = peers.Sizes(tokens=(256, 512), vocabularies=(32_000,), seconds=0.0)
 
 def absent(logits, batch):
     raise ImportError("\n no such peer\n")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick_collection():
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +49,7 @@ def test_every_peer_computes_the_same_loss(loss, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path, str(peers.PEERS)])
     if loss.name.startswith("Liger") or (loss.name.startswith(("torchtune", "TRL")) and not peers.PEERS.is_dir()):
         pytest.skip("`make peers` installs it; Liger's also needs a GPU")
-    batch = losses.make_batch(
-        losses.make_labels(losses.Sizes(rows=1, length=512), 32_000, "cpu"),
-        ignored=0.0,
-    )
+    batch = losses.make_batch(losses.make_labels(losses.Sizes(rows=1, length=512), 32_000, "cpu"), ignored=0.0)
     logits = losses.make_logits(batch.labels, 32_000, torch.bfloat16)
     expected = float(losses.stock(logits, batch))
     assert float(loss.call(logits.requires_grad_().clone(), batch).detach()) == pytest.approx(expected, rel=0.02)

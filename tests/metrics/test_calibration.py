@@ -21,8 +21,6 @@ def test_calibration_is_that_of_a_loop():
         "maximum_calibration_error": max(gaps),
     }
     assert_every_mode(calibration(), sums, np.zeros(60), expected)
-    nothing = {name: column[:0] for name, column in sums.items()}
-    assert np.isnan(list(calibration()(evaluation(nothing, np.zeros(0))).values())).all()
-    for wrong in (np.zeros(60), {name: column[:, 0] for name, column in sums.items()}):
-        with pytest.raises(ValueError, match=r"\(samples, bins\) of calibration_bins"):
-            calibration()(evaluation(wrong, np.zeros(60)))
+    one = {name: column[:, 0] for name, column in sums.items()}
+    with pytest.raises(ValueError, match=r"\(samples, bins\) of calibration_bins"):
+        calibration()(evaluation(one, np.zeros(60)))

@@ -6,7 +6,7 @@ import torch
 from transformers import EvalPrediction
 
 from metrics import Metric
-from metrics._core.evaluation import batches, describe, named_columns
+from metrics._core.evaluation import batches, named_columns
 
 from .evaluations import evaluation
 
@@ -40,37 +40,12 @@ def test_labels_are_taken_from_a_dict_and_tuples_stay():
         batches(evaluation(IDS, {"start": IDS, "end": IDS}))
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int32, torch.int64]
-)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int64])
 def test_tensors_become_arrays_of_the_same_values(dtype):
-    tensor = torch.tensor([1.5, 2.0, 250.0]).to(dtype)
+    tensor = torch.tensor([1.5, 2.0, 250.0]).to(dtype).requires_grad_(dtype.is_floating_point)
     array = only(evaluation({"x": tensor.clone()}, torch.zeros(3))).predictions["x"]
     assert isinstance(array, np.ndarray)
     assert array.astype(np.float64).tolist() == tensor.double().tolist()
-
-
-def test_tensors_that_require_grad_are_detached():
-    tensor = torch.ones(3, requires_grad=True)
-    assert only(evaluation(tensor, torch.zeros(3))).predictions.tolist() == [1.0] * 3
-
-
-def test_tensors_are_known_without_torch():
-    class Tensor:
-        dtype = "other.bfloat16"
-
-        def __init__(self, values):
-            self.values = values
-
-        def detach(self):
-            return self
-
-        cpu = float = detach
-
-        def numpy(self):
-            return np.array(self.values)
-
-    assert only(evaluation(Tensor([1.0, 2.0]), Tensor([0, 1]))).predictions.tolist() == [1.0, 2.0]
 
 
 def test_lists_of_labels_are_batches():
@@ -86,45 +61,20 @@ def test_list_of_predictions_with_an_array_of_labels_is_a_structure():
     assert len(only(evaluation([IDS, IDS], IDS)).predictions) == 2
 
 
-@pytest.mark.parametrize("predictions", [[IDS], IDS, [IDS] * 3])
-def test_lists_must_have_the_same_length(predictions):
-    with pytest.raises(ValueError, match="list of 2 batches"):
-        batches(evaluation(predictions, [IDS, IDS]))
-
-
-def test_empty_lists_of_batches_are_refused():
-    with pytest.raises(ValueError, match="at least one"):
-        batches(evaluation([], []))
-
-
 @pytest.mark.parametrize(
-    ("predictions", "message"),
+    ("predictions", "labels", "message"),
     [
-        (np.zeros(7), r"predictions has shape \(7,\), the labels have shape \(4, 3\)"),
-        ({"ids": IDS, "mean": np.array(3.0)}, r"predictions\.mean has shape \(\)"),
-        ((IDS, {"deep": (IDS[:3],)}), r"predictions\.1\.deep\.0 has shape \(3, 3\)"),
+        (np.zeros(7), IDS, r"predictions has shape \(7,\), the labels have shape \(4, 3\)"),
+        ({"ids": IDS, "mean": np.array(3.0)}, IDS, r"predictions\.mean has shape \(\)"),
+        ((IDS, {"deep": (IDS[:3],)}), IDS, r"predictions\.1\.deep\.0 has shape \(3, 3\)"),
+        (IDS, (IDS, IDS[:3]), r"labels\.1 has shape \(3, 3\)"),
+        (IDS, np.array(3), r"labels has shape \(\)"),
+        (IDS, (), "labels are missing"),
     ],
 )
-def test_all_arrays_must_have_one_row_per_sample(predictions, message):
+def test_all_arrays_must_have_one_row_per_sample(predictions, labels, message):
     with pytest.raises(ValueError, match=message):
-        batches(evaluation(predictions, IDS))
-
-
-def test_rows_of_all_labels_agree():
-    with pytest.raises(ValueError, match=r"labels\.1 has shape \(3, 3\)"):
-        batches(evaluation(IDS, (IDS, IDS[:3])))
-    with pytest.raises(ValueError, match=r"labels has shape \(\)"):
-        batches(evaluation(IDS, np.array(3)))
-    with pytest.raises(ValueError, match="labels are missing"):
-        batches(evaluation(IDS, ()))
-
-
-@pytest.mark.parametrize("leaf", [None, 3, 2.5, "text", np.float64(1.0)])
-def test_leaves_are_arrays_or_tensors(leaf):
-    with pytest.raises(TypeError, match=type(leaf).__name__):
-        batches(evaluation({"x": leaf}, IDS))
-    with pytest.raises(TypeError, match=type(leaf).__name__):
-        batches(evaluation(IDS, leaf))
+        batches(evaluation(predictions, labels))
 
 
 @pytest.mark.parametrize("wrong", [(IDS, IDS), IDS, None, SimpleNamespace(predictions=IDS)])
@@ -140,7 +90,3 @@ def test_columns_are_named_at_two_levels():
     assert named_columns(IDS) == named_columns((IDS, {"a": IDS})) == {}
     with pytest.raises(ValueError, match=r"two columns called 'a' \(a \(4, 3\) int64, more\.a"):
         named_columns({"a": IDS, "more": {"a": IDS}})
-
-
-def test_describe_names_shapes_and_dtypes():
-    assert describe({"a": IDS, "b": (IDS[0],)}) == "a (4, 3) int64, b.0 (3,) int64"

@@ -1,5 +1,6 @@
 """Laws that hold for every metric, as scikit-learn's common tests have them: order, repetition, names of classes."""
 
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -7,18 +8,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import f1_score
 
-from metrics import (
-    Metric,
-    classification,
-    entity_f1,
-    from_sklearn,
-    glue,
-    multi_label,
-    preferences,
-    regression,
-    segmentation,
-    translation,
-)
+import metrics
 from metrics._core.evaluation import mapped
 from tests.kit import registry
 from tests.kit.registry import Entry
@@ -27,6 +17,8 @@ from . import test_text
 from .evaluations import evaluation
 
 N = -100
+AVERAGES = ("macro", "micro", "weighted", "per_class")
+SIDE_AVERAGES = ("macro", "micro", "samples", "per_class")
 COUNTS = {"tokens", "samples", "entities", "queries", "pairs"}
 GENERATOR = np.random.default_rng(0)
 CHANCES = GENERATOR.dirichlet(np.ones(4), 24)
@@ -45,7 +37,7 @@ def is_lawful(entry):
     metric = entry.function
     return (
         entry.name not in APART
-        and isinstance(metric, Metric)
+        and isinstance(metric, metrics.Metric)
         and metric.supports_resampling
         and not metric.depends_on_order
     )
@@ -53,12 +45,17 @@ def is_lawful(entry):
 
 METRICS = [
     *filter(is_lawful, registry.METRICS),
-    Entry("classification", classification(4, average=("macro", "micro", "weighted"), auc=True), ROWS, "ranking"),
-    Entry("multi_label", multi_label(3, auc=True), SIDES, "ranking"),
-    Entry("regression", regression(rank_correlation=True), REALS, "ranking"),
-    Entry("translation", translation(test_text.TOKENIZER), TEXTS),
-    Entry("preferences", preferences(), {"predictions": PAIRS, "labels": np.zeros(24)}),
-    Entry("glue", glue("stsb"), {"predictions": REALS["predictions"][:, 0], "labels": REALS["labels"][:, 0]}, "stsb"),
+    Entry("classification", metrics.classification(4, average=AVERAGES, auc=True), ROWS, "ranking"),
+    Entry("multi_label", metrics.multi_label(3, average=SIDE_AVERAGES, auc=True), SIDES, "ranking"),
+    Entry("regression", metrics.regression(rank_correlation=True), REALS, "ranking"),
+    Entry("translation", metrics.translation(test_text.TOKENIZER), TEXTS),
+    Entry("preferences", metrics.preferences(), {"predictions": PAIRS, "labels": np.zeros(24)}),
+    Entry(
+        "glue",
+        metrics.glue("stsb"),
+        {"predictions": REALS["predictions"][:, 0], "labels": REALS["labels"][:, 0]},
+        "stsb",
+    ),
 ]
 
 
@@ -102,10 +99,30 @@ def test_a_sample_that_comes_twice_is_one_of_weight_two(entry):
     assert_repetition_is_weight(entry)
 
 
+@pytest.mark.parametrize("entry", METRICS, ids=lambda entry: entry.label)
+def test_without_samples_every_ratio_is_nan_and_every_count_0(entry):
+    scores = scored(entry, every_row(entry)[:0])
+    assert scores == pytest.approx({key: 0.0 if key in COUNTS else math.nan for key in scores}, nan_ok=True)
+
+
+UNKNOWN = ("classification", "multi_label", "regression", "segmentation", "entity_f1", "retrieval", "from_")
+
+
+@pytest.mark.parametrize(
+    "entry", [entry for entry in METRICS if entry.name.startswith(UNKNOWN)], ids=lambda entry: entry.label
+)
+def test_without_labels_every_ratio_is_nan_and_every_count_0(entry):
+    labels = np.full_like(entry.options["labels"], N)
+    scores = replace(entry.function, num_samples=None)(evaluation(entry.options["predictions"], labels))
+    assert scores == pytest.approx({key: 0.0 if key in COUNTS else math.nan for key in scores}, nan_ok=True)
+
+
 def test_metrics_that_break_the_invariances_are_caught():
     def kept(name, score):
         statistics = lambda predictions, labels: {"x": predictions}  # noqa: E731
-        own = Metric(statistics=statistics, score=score, higher_is_better={"score": True}, needs_all_samples="a test")
+        own = metrics.Metric(
+            statistics=statistics, score=score, higher_is_better={"score": True}, needs_all_samples="a test"
+        )
         return Entry(name, own, {"predictions": GENERATOR.random(8), "labels": np.zeros(8)})
 
     with pytest.raises(AssertionError):
@@ -114,33 +131,30 @@ def test_metrics_that_break_the_invariances_are_caught():
         assert_repetition_is_weight(kept("sample deviation", lambda rows: {"score": rows["x"].std(ddof=1)}))
 
 
-# --- names of classes -------------------------------------------------------------------------------------------------
-
 NAMES = ("O", "B-X", "I-X", "B-Y", "I-Y")
 NEW = np.array([3, 0, 4, 1, 2])  # the new id of each class
 TAGGED = GENERATOR.integers(0, 5, (12, 7))
 IDS = np.where(GENERATOR.random((12, 7)) < 0.6, TAGGED, GENERATOR.integers(0, 5, (12, 7)))
 TAGGED[GENERATOR.random((12, 7)) < 0.2] = N
 SPREAD = GENERATOR.dirichlet(np.ones(5), 12)
-AVERAGES = ("macro", "micro", "weighted", "per_class")
 
 RELABELLED = {
-    "classification": (partial(classification, average=AVERAGES), IDS, TAGGED),
+    "classification": (partial(metrics.classification, average=AVERAGES), IDS, TAGGED),
     "classification with probabilities": (
-        partial(classification, average=AVERAGES, auc=True),
+        partial(metrics.classification, average=AVERAGES, auc=True),
         {"probabilities": SPREAD},
         TAGGED[:, 0],
     ),
     "multi_label": (
-        partial(multi_label, average=("macro", "micro", "samples", "per_class"), auc=True),
+        partial(metrics.multi_label, average=SIDE_AVERAGES, auc=True),
         {"probabilities": GENERATOR.random((12, 5))},
         GENERATOR.integers(0, 2, (12, 5)),
     ),
-    "segmentation": (segmentation, {"ids": IDS}, TAGGED),
-    "entity_f1": (partial(entity_f1, scheme="IOB2"), IDS, TAGGED),
-    "entity_f1 lenient": (partial(entity_f1, scheme="IOB2", lenient=True), IDS, TAGGED),
+    "segmentation": (metrics.segmentation, {"ids": IDS}, TAGGED),
+    "entity_f1": (partial(metrics.entity_f1, scheme="IOB2"), IDS, TAGGED),
+    "entity_f1 lenient": (partial(metrics.entity_f1, scheme="IOB2", lenient=True), IDS, TAGGED),
     "from_sklearn": (
-        lambda id2label: from_sklearn(partial(f1_score, average="macro"), kind="ids", greater_is_better=True),
+        lambda id2label: metrics.from_sklearn(partial(f1_score, average="macro"), kind="ids", greater_is_better=True),
         IDS,
         TAGGED,
     ),

@@ -1,56 +1,11 @@
-"""The package as a whole: layout, imports, and no need for torch, the other packages, a network or a home directory."""
+"""The package as a whole: no need for torch, the other packages, a network or a home directory."""
 
-import ast
 import os
-import shutil
 import subprocess
 import sys
-from graphlib import TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def entry_imports(package: Path) -> dict[str, set[str]]:
-    """Which entries (files and folders) of a package each entry imports."""
-    found: dict[str, set[str]] = {path.stem: set() for path in package.iterdir() if path.name != "__pycache__"}
-    for path in package.rglob("*.py"):
-        entry = path.relative_to(package).parts[0].removesuffix(".py")
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.level and path.parents[node.level - 1] == package:
-                names = [node.module] if node.module else [alias.name for alias in node.names]
-                found[entry] |= {name.partition(".")[0] for name in names}
-    return found
-
-
-def test_entries_are_few_and_import_each_other_in_layers():
-    imports = entry_imports(ROOT / "metrics")
-    assert len(imports) <= 18
-    assert not imports["_core"]
-    assert all("testing" not in names and "plots" not in names for names in imports.values())
-    assert list(TopologicalSorter(imports).static_order())  # raises if there is a cycle
-
-
-def test_metrics_work_when_copied_alone(tmp_path):
-    shutil.copytree(ROOT / "metrics", tmp_path / "metrics")
-    code = (
-        "import sys, numpy as np; from metrics.testing import check_metric\n"
-        "hits = lambda e: {'accuracy': float((np.asarray(e[0]) == np.asarray(e[1])).mean()) if len(e[1]) else np.nan}\n"
-        "skip = dict.fromkeys(('padding', 'lists', 'steps', 'interrupted'), 'a test')\n"
-        "print(check_metric(hits, predictions=np.arange(4), labels=np.array([0, 1, 2, 0]), skip=skip))\n"
-        "assert not {'lossfns', 'reducers', 'torch'} & {*sys.modules}"
-    )
-    command = [
-        sys.executable,
-        "-S",
-        "-c",
-        f"import sys; sys.path += {sys.path!r}; sys.path.insert(0, {str(tmp_path)!r})\n{code}",
-    ]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
-        command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
-    )
-    assert "keeps 8 rules" in done.stdout, done.stderr
 
 
 def imported(code: str) -> set[str]:
@@ -68,11 +23,7 @@ def test_metrics_import_and_compute_without_torch_and_transformers():
         "assert metrics.language_modeling()(call)['tokens'] == 3\n"
         "assert metrics.best_model_kwargs('perplexity')"
     )
-    assert not imported(code) & {"torch", "transformers", "lossfns", "reducers"}
-
-
-def test_import_of_torch_would_be_detected():
-    assert "torch" in imported("import metrics, torch")
+    assert not imported(code) & {"torch", "transformers", "lossfns", "reducers", "matplotlib"}
 
 
 UNPLUGGED = """

@@ -17,8 +17,6 @@ from .evaluations import evaluation
 N = -100
 
 
-# --- question answering -----------------------------------------------------------------------------------------------
-
 TEXT = "The Normans (Norman: Nourmands) were the people who in the 10th century gave their name to Normandy."
 WORDS = [(start, start + len(word)) for word in TEXT.split() for start in [TEXT.index(word)]]
 QUESTION = [None, None, None]
@@ -45,13 +43,9 @@ NULLS = [4.0, 5.0, 2.0, 8.0]
 
 
 def spans_of(found=FOUND, nulls=NULLS):
-    starts, ends, scores = (np.array([[span[at] for span in row] for row in found]) for at in range(3))
-    return {
-        "starts": starts.astype(np.int32),
-        "ends": ends.astype(np.int32),
-        "scores": scores,
-        "null_scores": np.array(nulls),
-    }
+    starts, ends, scores = np.moveaxis(np.array(found), -1, 0)
+    columns = {"starts": starts.astype(np.int32), "ends": ends.astype(np.int32), "scores": scores}
+    return columns | {"null_scores": np.array(nulls)}
 
 
 def answers_by_hand(threshold=0.0, *, nulls=True):
@@ -72,14 +66,9 @@ def answers_by_hand(threshold=0.0, *, nulls=True):
 
 
 def expected_answers(texts, rows):
-    golds = [row["answers"]["text"] or [""] for row in rows]
-    scores = squad(
-        [{"id": row["id"], "prediction_text": texts[row["id"]]} for row in rows],
-        [
-            {"id": row["id"], "answers": {"text": gold, "answer_start": [0]}}
-            for row, gold in zip(rows, golds, strict=True)
-        ],
-    )
+    found = [{"id": row["id"], "prediction_text": texts[row["id"]]} for row in rows]
+    golds = [{"text": row["answers"]["text"] or [""], "answer_start": [0]} for row in rows]
+    scores = squad(found, [{"id": row["id"], "answers": gold} for row, gold in zip(rows, golds, strict=True)])
     return float(scores["exact_match"]) / 100, float(scores["f1"]) / 100
 
 
@@ -100,9 +89,7 @@ def test_no_answer_is_never_predicted_if_all_questions_have_answers():
 
 
 def test_order_of_windows_is_checked_by_positions():
-    placed = [
-        feature | {"start_positions": place, "end_positions": place + 1} for place, feature in enumerate(FEATURES)
-    ]
+    placed = [window | {"start_positions": at, "end_positions": at + 1} for at, window in enumerate(FEATURES)]
     metric = extractive_qa(EXAMPLES, placed)
     labels = np.arange(4), np.arange(1, 5)
     expected = extractive_qa(EXAMPLES, FEATURES)(evaluation(spans_of(), np.zeros(4)))
@@ -153,8 +140,6 @@ def test_invalid_examples_features_and_predictions_are_refused():
         extractive_qa(EXAMPLES, [window("z", 0, 3)])
     with pytest.raises(ValueError, match="got 4 examples with 3 ids"):
         extractive_qa([*EXAMPLES[:3], EXAMPLES[0]], FEATURES[:3])
-    with pytest.raises(ValueError, match="preprocess_logits_for_metrics=spans"):
-        extractive_qa(EXAMPLES, FEATURES)(evaluation(np.zeros((4, 9)), np.zeros(4)))
     with pytest.raises(ValueError, match="the model has diverged"):
         extractive_qa(EXAMPLES, FEATURES)(evaluation(spans_of(nulls=[0.0, np.nan, 0.0, 0.0]), np.zeros(4)))
 

@@ -1,6 +1,5 @@
 """Scores of texts against sacrebleu, rouge_score, jiwer and a loop over SQuAD's rules."""
 
-import pickle
 import sys
 from functools import partial
 
@@ -11,17 +10,7 @@ import sacrebleu
 from rouge_score import rouge_scorer
 from torchmetrics.functional.text import squad
 
-from metrics import (
-    best_model_kwargs,
-    bootstrap,
-    build,
-    compare,
-    decode,
-    summarization,
-    text_match,
-    transcription,
-    translation,
-)
+from metrics import bootstrap, build, compare, decode, summarization, text_match, transcription, translation
 
 from .evaluations import evaluation, modes, sized
 
@@ -89,19 +78,6 @@ def every_metric():
 
 
 @pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (lambda: text_match(None), TypeError, r"with batch_decode, got None"),
-        (lambda: transcription(Words), TypeError, "tokenizer must be a tokenizer or processor"),  # not yet made
-        (lambda: translation(TOKENIZER, tokenize="typo"), ValueError, "tokenize must be one of .*13a.*, got 'typo'"),
-    ],
-)
-def test_invalid_arguments_raise_when_the_metric_is_built(make, error, message):
-    with pytest.raises(error, match=message):
-        make()
-
-
-@pytest.mark.parametrize(
     ("make", "library"),
     [(translation, "sacrebleu.metrics"), (summarization, "rouge_score.rouge_scorer"), (transcription, "jiwer")],
 )
@@ -115,9 +91,6 @@ def test_decode_ignores_negative_ids_and_refuses_other_types():
     ids = np.array([[3, 5, N, N], [N, 1, PAD, PAD], [N] * 4])
     assert decode(ids, TOKENIZER) == ["cat sat", "the", ""]
     assert decode(ids[:0], TOKENIZER) == []
-    for wrong in (ids.astype(float), ids[0], [[1]]):
-        with pytest.raises(TypeError, match="must be integers"):
-            decode(wrong, TOKENIZER)
 
 
 def test_every_mode_scores_as_the_libraries_do():
@@ -138,7 +111,6 @@ def test_teacher_forced_texts_have_prefixed_keys():
     kept = [row[: len(reference)] for row, reference in zip(ids.tolist(), REFERENCES, strict=True)]
     word_error = jiwer.process_words(TEXTS[1], TOKENIZER.batch_decode(kept, skip_special_tokens=True)).wer
     assert scores["teacher_forced_wer"] == pytest.approx(word_error, rel=1e-12)
-    assert best_model_kwargs("teacher_forced_wer")["greater_is_better"] is False
     with pytest.raises(ValueError, match="the column 'generated'"):
         text_match(TOKENIZER)(evaluation(ids[:, :3], LABELS))
 
@@ -162,8 +134,3 @@ def test_intervals_and_comparisons_of_texts():
     assert scores["bleu_low"] < scores["bleu"] < scores["bleu_high"]
     right = evaluation({"generated": np.where(LABELS == N, PAD, LABELS)}, LABELS)
     assert compare(metric, right, evaluated, n=200)["chrf_p_value"] < 0.05
-
-
-def test_copies_score_the_same():
-    metric = pickle.loads(pickle.dumps(build(text_match(TOKENIZER), transcription(TOKENIZER))))
-    assert metric(evaluation(PREDICTIONS, LABELS))["wer"] == pytest.approx(expected_scores()["wer"])

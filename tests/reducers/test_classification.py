@@ -1,7 +1,6 @@
 """Reducers of classes against scikit-learn, loops and the stock Trainer."""
 
 import math
-from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,10 +8,8 @@ import pytest
 import torch
 from sklearn.metrics import confusion_matrix
 
-from lossfns import classification_loss, multi_label_loss, token_classification_loss
 from metrics import classification
-from reducers import argmax, combine, confusion_counts, ordinal_ids, probabilities
-from tests import tiny
+from reducers import argmax, confusion_counts, ordinal_ids, probabilities
 
 from .inputs import N, normal
 
@@ -119,51 +116,3 @@ def test_labels_decide_what_is_counted():
     logits, labels = torch.full((1, 2, 2), -100.0), torch.tensor([[N, N]])
     assert not confusion_counts(logits, labels, shift=0)["confusion"].any()
     assert (argmax(logits, labels, shift=0) != N).all()
-
-
-@pytest.mark.parametrize(
-    ("reducer", "labels", "message"),
-    [
-        (probabilities, None, r"shape \(batch, classes\)"),
-        (probabilities, torch.zeros(2, 3), "for tokens use argmax"),
-        (ordinal_ids, None, "ordinal_ids takes logits"),
-    ],
-)
-def test_logits_of_tokens_are_rejected(reducer, labels, message):
-    with pytest.raises(ValueError, match=message):
-        reducer(normal(2, 3, 4), labels)
-
-
-@pytest.mark.parametrize("batch", [1, 3, 8])
-def test_every_sample_reaches_the_metric_of_a_trainer(batch):
-    rows = tiny.token_rows(8)
-    reducer = combine(ids=partial(argmax, shift=0), counts=partial(confusion_counts, shift=0))
-    model, options = tiny.model("bert_token"), {"reducer": reducer, "per_device_eval_batch_size": batch}
-    trainer = tiny.trainer(model, None, token_classification_loss, eval_rows=rows, **options)
-    predicted = trainer.predict(rows).predictions
-    for row, ids, counts in zip(rows, predicted["ids"], predicted["counts"]["confusion"], strict=True):
-        known = row["labels"] != N
-        expected = confusion_matrix(row["labels"][known], ids[: len(known)][known], labels=range(3))
-        assert counts.reshape(3, 3).tolist() == expected.tolist()
-
-
-@pytest.mark.parametrize("multi_label", [False, True])
-def test_probabilities_of_soft_and_multi_labels_in_a_trainer(multi_label):
-    labels = torch.eye(3, dtype=torch.float64).repeat(3, 1)[:8]
-    rows = [row | {"labels": label} for row, label in zip(tiny.image_rows(8), labels, strict=True)]
-    model = tiny.model("vit")
-    trainer = tiny.trainer(
-        model,
-        None,
-        multi_label_loss if multi_label else classification_loss,
-        reducer=partial(probabilities, multi_label=multi_label),
-        collator=lambda rows: {name: torch.stack([row[name] for row in rows]) for name in rows[0]},
-        per_device_eval_batch_size=3,
-    )
-    found = trainer.predict(rows)
-    with torch.no_grad():
-        logits = model(pixel_values=torch.stack([row["pixel_values"] for row in rows])).logits
-    expected = logits.sigmoid() if multi_label else logits.softmax(-1)
-    np.testing.assert_allclose(found.predictions["probabilities"], expected, rtol=1e-12)
-    nll = -(labels * expected.log() + multi_label * (1 - labels) * (1 - expected).log())
-    assert found.metrics["test_loss"] == pytest.approx(nll.mean().item() * (1 if multi_label else 3), rel=1e-6)

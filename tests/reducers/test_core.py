@@ -1,35 +1,25 @@
 """What all reducers share: forms of logits and labels, hidden states, padding, pickling and errors."""
 
-import pickle
 from functools import partial
 
 import pytest
 import torch
 
+import reducers
 from lossfns import hidden_states
-from reducers import (
-    answer_logits,
-    argmax,
-    calibration_bins,
-    confusion_counts,
-    label_rank,
-    sample_sums,
-    token_log_probs,
-    top_k,
-)
 from tests import tiny
 
 from .inputs import LABELS, B, N, S, V, normal, tied
 
 REDUCERS = {
-    "argmax": argmax,
-    "top_k": partial(top_k, k=2),
-    "token_log_probs": token_log_probs,
-    "sample_sums": partial(sample_sums, top_k=(1, 2), entropy=True),
-    "label_rank": label_rank,
-    "calibration_bins": calibration_bins,
-    "confusion_counts": confusion_counts,
-    "answer_logits": partial(answer_logits, token_ids=[9, 4]),
+    "argmax": reducers.argmax,
+    "top_k": partial(reducers.top_k, k=2),
+    "token_log_probs": reducers.token_log_probs,
+    "sample_sums": partial(reducers.sample_sums, top_k=(1, 2), entropy=True),
+    "label_rank": reducers.label_rank,
+    "calibration_bins": reducers.calibration_bins,
+    "confusion_counts": reducers.confusion_counts,
+    "answer_logits": partial(reducers.answer_logits, token_ids=[9, 4]),
 }
 every = pytest.mark.parametrize("reducer", REDUCERS.values(), ids=REDUCERS)
 LOGITS = normal(B, S, V, dtype=torch.float32)
@@ -81,39 +71,9 @@ def test_hidden_states_give_the_same_as_logits(reducer):
 
 
 @every
-@pytest.mark.parametrize("train", [False, True])
-def test_inputs_are_left_alone_and_no_graph_is_kept(reducer, train):
-    logits, labels = LOGITS.bfloat16().requires_grad_(train), LABELS.clone()
-    before = logits.detach().clone()
-    reduced = named(reducer(logits, labels, shift=1))
-    assert logits.equal(before)
-    assert labels.equal(LABELS)
-    assert not any(value.requires_grad for value in reduced.values())
-
-
-@every
-def test_padding_across_ranks_changes_nothing(reducer):
-    """The Trainer's gather adds rows and columns of -100 to logits and labels."""
-    wide = torch.nn.functional.pad(LOGITS, (0, 0, 0, 2, 0, 1), value=-100.0)
-    wide_labels = torch.nn.functional.pad(LABELS, (0, 2, 0, 1), value=N)
-    found, expected = named(reducer(wide, wide_labels, shift=0)), named(reducer(LOGITS, LABELS, shift=0))
-    for name, value in expected.items():
-        if value.shape[:2] == LABELS.shape:
-            assert found[name][:B, :S][LABELS != N].equal(value[LABELS != N])
-        else:
-            assert found[name][:B].equal(value)
-            assert ((found[name][B] == 0) | (found[name][B] == N)).all()
-
-
-@every
-def test_empty_batches(reducer):
-    assert all(value.shape[0] == 0 for value in named(reducer(LOGITS[:0], LABELS[:0], shift=1)).values())
-
-
-@every
-def test_reducers_are_picklable(reducer):
-    bound = partial(reducer, shift=1)
-    assert_equal(pickle.loads(pickle.dumps(bound))(LOGITS, LABELS), bound(LOGITS, LABELS))
+def test_no_graph_is_kept(reducer):
+    logits = LOGITS.bfloat16().requires_grad_()
+    assert not any(value.requires_grad for value in named(reducer(logits, LABELS, shift=1)).values())
 
 
 @pytest.mark.parametrize("name", sorted(REDUCERS.keys() - {"answer_logits"}))
@@ -133,23 +93,17 @@ def test_missing_labels_and_labels_out_of_range(name, monkeypatch):
 
 @every
 @pytest.mark.parametrize(
-    ("change", "error", "message"),
+    ("logits", "labels", "message"),
     [
-        ({"logits": LABELS}, TypeError, r"torch.int64.*ids \(predict_with_generate"),
-        ({"logits": (LABELS, LABELS)}, ValueError, r"no logits among the outputs \[\(4, 6\), \(4, 6\)\]"),
-        ({"logits": ()}, ValueError, "a model that returns a plain tuple loses its first entry|plain tuple"),
-        ({"logits": None}, TypeError, "NoneType"),
-        ({"logits": {"loss": torch.zeros(())}}, ValueError, "returned no logits"),
-        ({"logits": LOGITS[:, 1:]}, ValueError, "logits cover 5 positions, labels 6.*keep_supervised_logits"),
-        ({"logits": LOGITS[1:]}, ValueError, "do not fit"),
-        ({"labels": (LABELS, LABELS)}, TypeError, r"got tuple: .*label_names=\['labels'\]"),
-        ({"labels": LABELS.flatten()}, ValueError, "shift=1 needs labels of shape|do not fit"),
-        ({"shift": -1}, ValueError, "shift must be an int >= 0"),
+        (LABELS, LABELS, r"torch.int64.*ids \(predict_with_generate"),
+        ((LABELS, LABELS), LABELS, r"no logits among the outputs \[\(4, 6\), \(4, 6\)\]"),
+        ((), LABELS, "a model that returns a plain tuple loses its first entry|plain tuple"),
+        (LOGITS[:, 1:], LABELS, "logits cover 5 positions, labels 6.*keep_supervised_logits"),
+        (LOGITS, (LABELS, LABELS), r"got tuple: .*label_names=\['labels'\]"),
     ],
-    ids=["ids", "only ids", "nothing", "None", "no logits", "too short", "rows", "tuple", "flat", "shift"],
+    ids=["ids", "only ids", "nothing", "too short", "tuple"],
 )
-def test_bad_input(reducer, change, error, message, monkeypatch):
-    monkeypatch.setattr("lossfns._core.block.read", None)
-    given = {"logits": LOGITS, "labels": LABELS, "shift": 1} | change
-    with pytest.raises(error, match=message):
-        reducer(given.pop("logits"), given.pop("labels"), **given)
+def test_error_for_bad_input_names_the_remedy(reducer, logits, labels, message, monkeypatch):
+    monkeypatch.setattr("lossfns._core.block.read", None)  # nothing waits for the device
+    with pytest.raises((TypeError, ValueError), match=message):
+        reducer(logits, labels, shift=1)

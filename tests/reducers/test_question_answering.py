@@ -32,12 +32,3 @@ def test_spans_without_a_score_are_left_out():
     assert found["ends"].tolist() == [[2, 2, N], [N] * 3]
     assert found["scores"].tolist() == [[5.0, 3.0, 0.0], [0.0] * 3]
     assert found["null_scores"].isnan().all()
-
-
-def test_bad_input():
-    with pytest.raises(ValueError, match="one output"):
-        spans(normal(2, 3), None)
-    with pytest.raises(ValueError, match="must be >= 1, got 0 and 30"):
-        spans((normal(2, 3), normal(2, 3)), None, top_n=0)
-    with pytest.raises(ValueError, match=r"\(2, 3\) and \(2, 4\)"):
-        spans((normal(2, 3), normal(2, 4)), None)

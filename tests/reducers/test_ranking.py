@@ -46,9 +46,6 @@ def test_answers_are_read_where_the_first_label_is_predicted(side):
 def test_first_labels_that_are_not_among_the_answers():
     logits, labels = normal(1, 3, V), torch.tensor([[N, 4, 9]])
     assert answer_logits(logits, labels, token_ids=[9, 3], shift=1)["answers"].tolist() == [N]
-    for token_ids in ([], [V]):
-        with pytest.raises(ValueError, match="token_ids must be different ids from 0 to 12"):
-            answer_logits(logits, labels, token_ids=token_ids, shift=1)
 
 
 def test_no_answer_is_predicted_where_a_logit_is_nan():
@@ -64,5 +61,3 @@ def test_embeddings_are_vectors_of_length_one():
     assert torch.allclose(found["queries"], first / first.square().sum(1, keepdim=True).sqrt(), rtol=1e-12)
     assert found["documents"].dtype == torch.float32
     assert torch.equal(embeddings(first, None, select=lambda outputs: outputs, unit_length=False), first)
-    with pytest.raises(ValueError, match=r"got \(2, 3, 4\): pool over tokens"):
-        embeddings(normal(2, 3, 4), None, select=lambda outputs: outputs)

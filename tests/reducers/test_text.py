@@ -27,13 +27,8 @@ def byte_level():
 
 
 def pieces():
-    vocabulary = {
-        "<pad>": 0,
-        **{f"<0x{byte:02X}>": 1 + byte for byte in range(256)},
-        "\u2581": 257,
-        "a": 258,
-        "\u2581a": 259,
-    }
+    tokens = ["<pad>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "a", "\u2581a"]
+    vocabulary = {token: place for place, token in enumerate(tokens)}
     trained = Tokenizer(models.BPE(vocabulary, [("\u2581", "a")], byte_fallback=True))
     trained.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
     return PreTrainedTokenizerFast(tokenizer_object=trained, pad_token="<pad>")
@@ -97,12 +92,7 @@ def test_lengths_count_where_the_sums_count():
     assert text_lengths((), {"labels": LABELS}, lengths=ones, shift=1)["characters"].tolist() == [25, 7, 26, 0]
     with pytest.raises(ValueError, match="label 12 has no length: the table has 9"):
         text_lengths((), LABELS, lengths={"bytes": torch.ones(9)}, shift=1)
-    assert text_lengths((), LABELS[:0], lengths=ones, shift=1)["bytes"].shape == (0,)
-    with pytest.raises(ValueError, match="got None"):
-        text_lengths((), None, lengths=ones, shift=1)
 
 
-def test_generated_ids_takes_ids_only():
+def test_generated_ids_are_the_first_output():
     assert generated_ids((torch.tensor([[3, N]], dtype=torch.int32), normal(1)), None)["generated"].tolist() == [[3, N]]
-    with pytest.raises(TypeError, match="predict_with_generate=True"):
-        generated_ids(normal(1, 2, 3), None)

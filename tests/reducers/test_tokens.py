@@ -89,12 +89,6 @@ def test_logits_that_are_longer_on_the_left(shift):
     assert argmax(logits, LABELS, shift=shift)[..., None].tolist() == best(logits, (B, S), shift, 1)
 
 
-@pytest.mark.parametrize("k", [0, -1, V + 1])
-def test_k_out_of_range(k):
-    with pytest.raises(ValueError, match=f"k must be between 1 and the 13 classes of the logits, got {k}"):
-        top_k(normal(B, S, V), LABELS, k=k, shift=1)
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shift", [0, 1])
 def test_log_probabilities_of_the_labels(shift, dtype):
