@@ -30,9 +30,6 @@ def skip_unless_counted() -> None:
         pytest.skip("labels in a dict are counted from transformers 5.10 on", allow_module_level=True)
 
 
-# --- losses ----------------------------------------------------------------------------------------------------------
-
-
 def nll_sum(outputs: Any, labels: torch.Tensor) -> torch.Tensor:
     """The sum of the next-token losses, by torch alone."""
     return F.cross_entropy(outputs["logits"][:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="sum")
@@ -69,9 +66,6 @@ def by_head(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any, *, head
     """`summed`, with the logits made by the head from the last hidden state."""
     assert outputs["logits"].shape[1] == 1
     return summed({"logits": head(outputs["hidden_states"][-1])}, labels, num_items_in_batch)
-
-
-# --- recorders -------------------------------------------------------------------------------------------------------
 
 
 class Call(NamedTuple):
@@ -134,9 +128,6 @@ def shapes(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: shapes(item) for name, item in value.items()}
     return [shapes(item) for item in value] if isinstance(value, list | tuple) else tuple(value.shape)
-
-
-# --- references ------------------------------------------------------------------------------------------------------
 
 
 def gradient(model: torch.nn.Module, loss: torch.Tensor) -> torch.Tensor:

@@ -49,9 +49,6 @@ def family(request):
         return request.param, model, batch, model(**batch, output_hidden_states=True)
 
 
-# --- 14, 15: the head ------------------------------------------------------------------------------------------------
-
-
 def test_15_head_of_the_last_hidden_state_is_the_logits(family):
     """Up to a soft-cap or a scale that stands in the config; without it the result is another distribution."""
     name, model, _, outputs = family
@@ -108,9 +105,6 @@ def test_14_logits_to_keep(family, keep, positions):
 def test_14_logits_to_keep_is_no_argument_of_every_model():
     """The signature has to be asked: encoder-decoders do not take it."""
     assert "logits_to_keep" not in inspect.signature(tiny.model("bart").forward).parameters
-
-
-# --- 14: a loss without logits ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -180,9 +174,6 @@ def test_14_hooks_work_with_an_iterable_dataset():
     assert spy.calls[0].outputs["logits"].shape[1] == 1
 
 
-# --- 16: supervised positions only -----------------------------------------------------------------------------------
-
-
 def four_of_twelve(rows):
     """Four supervised positions, the same in every row, and `logits_to_keep` for them alone."""
     ids = torch.stack([row["input_ids"].repeat(3)[:12] for row in rows])
@@ -216,8 +207,6 @@ def test_16_an_index_does_not_survive_data_parallel():
     ).train()
     assert shapes(spy.calls[0].outputs["logits"]) == (8, 2, tiny.VOCAB)
 
-
-# --- 17: hidden states in evaluation ---------------------------------------------------------------------------------
 
 KEYS = ["past_key_values", "cache", "hidden_states"]
 

@@ -69,8 +69,6 @@ def counts(model, rows, collator=tiny.pad):
     return spy.counts
 
 
-# --- 3: what is counted ----------------------------------------------------------------------------------------------
-
 CAUSAL = SHIFTED if since("5.10") else LABELS
 
 
@@ -151,9 +149,6 @@ def test_03_shift_labels_are_counted_instead(name, shift_labels, expected):
     assert counts(tiny.model(name), ROWS, collator) == [expected, expected]
 
 
-# --- 4: the forms it comes in ----------------------------------------------------------------------------------------
-
-
 def test_04_a_number_without_dimensions():
     """int64 before 5.23 and float32 since: the division must not depend on it."""
     spy = LossSpy()
@@ -221,9 +216,6 @@ def test_04_averaging_is_the_default():
     assert tiny.arguments().average_tokens_across_devices is True
 
 
-# --- 5: no count, a smaller count ------------------------------------------------------------------------------------
-
-
 def in_a_list(rows):
     batch = tiny.pad(rows)
     return batch | {"labels": [batch["labels"]]}
@@ -256,9 +248,6 @@ def test_05_the_last_window_has_its_own_count():
     tiny.trainer(tiny.model("gpt2"), ROWS, spy, per_device_train_batch_size=2, gradient_accumulation_steps=3).train()
     local = [int((call.labels != tiny.IGNORED).sum()) for call in spy.calls]
     assert spy.counts == [sum(local[:3])] * 3 + [local[3]]
-
-
-# --- 6: labels in a dict ---------------------------------------------------------------------------------------------
 
 
 def with_weights(rows):

@@ -30,9 +30,6 @@ EVEN_ROWS = even_rows(8)
 EVAL_ROWS = sorted(tiny.lm_rows(9), key=lambda row: len(row["labels"]))
 
 
-# --- run on every rank -----------------------------------------------------------------------------------------------
-
-
 def facts() -> dict[str, Any]:
     """Everything that the tests below look at, as JSON."""
     return {
@@ -136,9 +133,6 @@ def generated_rows():
     return len(found.predictions)
 
 
-# --- tests -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def ranks():
     return tiny.run_distributed(facts)
@@ -146,13 +140,7 @@ def ranks():
 
 @pytest.mark.parametrize(
     ("case", "scale"),
-    [
-        ("sum, 1 step", 1),
-        ("sum, 2 steps", 1),
-        ("mean, 1 step", 2),
-        ("mean, 2 steps", 4),
-        ("mean, not averaged", 1),
-    ],
+    [("sum, 1 step", 1), ("sum, 2 steps", 1), ("mean, 1 step", 2), ("mean, 2 steps", 4), ("mean, not averaged", 1)],
 )
 def test_10_only_a_sum_over_the_count_is_invariant(ranks, case, scale):
     """The Trainer multiplies by the ranks and DDP averages: ours never touches the world size."""
@@ -176,8 +164,7 @@ LABELS = tiny.pad(EVAL_ROWS)["labels"]
 
 
 @pytest.mark.parametrize(
-    ("case", "expected"),
-    [("(B,)", count(None, LABELS)), ("(B, 2)", ends(None, LABELS)), ("(B, T)", LABELS)],
+    ("case", "expected"), [("(B,)", count(None, LABELS)), ("(B, 2)", ends(None, LABELS)), ("(B, T)", LABELS)]
 )
 def test_20_batch_first_outputs_are_exact(ranks, case, expected):
     """In the order of the rows, the copies that fill the last batch cut off: what per-sample sums rest on."""

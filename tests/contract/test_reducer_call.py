@@ -36,9 +36,6 @@ def evaluate(reducer, name="gpt2", rows=ROWS, *, metric=None, collator=tiny.pad,
     return metric.calls[-1] if metric.calls else None
 
 
-# --- 18: the call ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("bf16", [False, True])
 def test_18_gradients_are_enabled_on_detached_tensors_outside_autocast(bf16):
     """A reducer that does arithmetic must switch gradients off itself, or it builds a graph."""
@@ -86,8 +83,6 @@ def test_18_forms_of_the_labels(name, rows, collator, kind):
     tiny.trainer(tiny.model(name), None, anything, reducer=reducer, collator=collator).predict(rows)
     assert {type(labels) for _, labels in reducer.calls} == {kind}
 
-
-# --- 19: what the logits are -----------------------------------------------------------------------------------------
 
 LOGITS, STATES = (8, WIDTH, tiny.VOCAB), (8, WIDTH, tiny.HIDDEN)
 ROUTED = [(), LOGITS, [(8 * WIDTH, 4)] * 2]
@@ -155,9 +150,6 @@ def test_28_generation_never_calls_the_loss(generated):
     assert loss.calls == []
 
 
-# --- 20, 21: what may be returned ------------------------------------------------------------------------------------
-
-
 def ids(logits, labels):
     return logits.argmax(-1).masked_fill(labels == tiny.IGNORED, tiny.IGNORED)
 
@@ -177,10 +169,7 @@ def expected_rows(function):
         return [function(model(row["input_ids"][None]).logits, row["labels"][None])[0].tolist() for row in ROWS]
 
 
-@pytest.mark.parametrize(
-    ("function", "shape"),
-    [(count, (10,)), (ids, (10, WIDTH)), (best, (10, WIDTH, 3))],
-)
+@pytest.mark.parametrize(("function", "shape"), [(count, (10,)), (ids, (10, WIDTH)), (best, (10, WIDTH, 3))])
 @pytest.mark.parametrize(
     ("pack", "unpack"),
     [
@@ -251,9 +240,6 @@ def test_20_writing_to_the_labels_changes_label_ids():
     """They are the tensors that the metric gets: inputs of a reducer are never written to."""
     found = evaluate(lambda logits, labels: labels.fill_(7)[:, 0])
     assert (found.label_ids[-1] == 7).all()
-
-
-# --- 22: precision ---------------------------------------------------------------------------------------------------
 
 
 def test_22_bf16_logits_stay_bf16():

@@ -64,11 +64,7 @@ def test_28_model_init_makes_another_model():
         return made[-1]
 
     trainer = transformers.Trainer(
-        model_init=init,
-        args=tiny.arguments(),
-        train_dataset=ROWS,
-        data_collator=tiny.pad,
-        compute_loss_func=anything,
+        model_init=init, args=tiny.arguments(), train_dataset=ROWS, data_collator=tiny.pad, compute_loss_func=anything
     )
     first = trainer.model
     trainer.train()

@@ -45,9 +45,6 @@ def right(outputs, labels, num_items_in_batch=None):
     return divided(costs(outputs, labels), num_items_in_batch)
 
 
-# --- the call --------------------------------------------------------------------------------------------------------
-
-
 def without_count(outputs, labels):
     return right(outputs, labels)
 
@@ -100,9 +97,6 @@ def ends_in_sqrt(outputs, labels, num_items_in_batch=None):
 
 def ends_in_exp(outputs, labels, num_items_in_batch=None):
     return right(outputs, labels, num_items_in_batch).clamp(min=1e-30).log().exp()
-
-
-# --- which labels and logits count -----------------------------------------------------------------------------------
 
 
 def ignores_padding_id(outputs, labels, num_items_in_batch=None):
@@ -180,9 +174,6 @@ def broadcasts(outputs, labels, num_items_in_batch=None):
     logits, labels = scored(outputs.logits, labels)
     values = (logits - labels).square().mean(0) if len(labels) else logits.flatten()
     return divided(values, num_items_in_batch)
-
-
-# --- the count -------------------------------------------------------------------------------------------------------
 
 
 def counts_unshifted_labels(outputs, labels, num_items_in_batch=None):
@@ -269,9 +260,6 @@ def nan_when_empty(outputs, labels, num_items_in_batch=None):
     logits, labels = pairs(outputs, labels)
     count = len(labels) if num_items_in_batch is None else torch.as_tensor(num_items_in_batch).sum()
     return F.cross_entropy(up(logits), labels, reduction="sum") / count
-
-
-# --- numerics --------------------------------------------------------------------------------------------------------
 
 
 def in_half_precision(outputs, labels, num_items_in_batch=None):

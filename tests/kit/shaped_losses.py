@@ -9,8 +9,6 @@ import torch.nn.functional as F
 from . import registry, tasks
 from .broken_losses import IGNORED, divided, up
 
-# --- images ----------------------------------------------------------------------------------------------------------
-
 
 def at_full_size(outputs, labels):
     logits = up(outputs["logits"])
@@ -46,9 +44,6 @@ def pixels_from_the_left(outputs, labels, num_items_in_batch=None):
     return pixels({"logits": outputs["logits"].roll(1, -1)}, labels, num_items_in_batch)
 
 
-# --- spans -----------------------------------------------------------------------------------------------------------
-
-
 def both_ends(outputs, labels, num_items_in_batch=None):
     mask = labels != IGNORED
     logits = up(torch.stack([outputs.start_logits, outputs.end_logits], 1))[mask]
@@ -73,9 +68,6 @@ def spans_with_a_start(outputs, labels, num_items_in_batch=None):
     return both_ends(outputs, labels.masked_fill(labels[:, :1] == IGNORED, IGNORED), num_items_in_batch)
 
 
-# --- frames ----------------------------------------------------------------------------------------------------------
-
-
 def paths(outputs, labels, num_items_in_batch=None, *, reduction="sum"):
     logits = up(outputs.logits)
     lengths = (labels != IGNORED).sum(1)
@@ -91,9 +83,6 @@ def paths(outputs, labels, num_items_in_batch=None, *, reduction="sum"):
     if reduction == "rows":
         values = values / lengths[kept] * lengths.sum() / kept.sum()
     return divided(values, count)
-
-
-# --- several targets per sample --------------------------------------------------------------------------------------
 
 
 def squares(outputs, labels, num_items_in_batch=None):
@@ -118,9 +107,6 @@ def normal(outputs, labels, num_items_in_batch=None):
 def mean_of_normals(outputs, labels, num_items_in_batch=None):
     mean, log_variance = up(outputs.logits)[labels != IGNORED].unbind(1)
     return F.gaussian_nll_loss(mean, labels[labels != IGNORED], log_variance.exp())
-
-
-# --- contrasts -------------------------------------------------------------------------------------------------------
 
 
 def diagonal(similarities, num_items_in_batch):
@@ -179,9 +165,6 @@ def triplets(outputs, labels, num_items_in_batch=None):
 
 def mean_of_active_triplets(outputs, labels, num_items_in_batch=None):
     return triplets(outputs, labels, 2)
-
-
-# --- causal models with further outputs ------------------------------------------------------------------------------
 
 
 def ahead(logits, labels, shift, reduction="sum"):
@@ -243,9 +226,6 @@ def distilled_on_prompts_too(outputs, labels, num_items_in_batch=None):
     return divided(values, next_tokens(labels["labels"], num_items_in_batch))
 
 
-# --- pairs -----------------------------------------------------------------------------------------------------------
-
-
 def margins(outputs, labels, *, shift=1, masked=True):
     """Return the margin of each pair between its chosen and rejected completion, and which pairs count."""
     ids = labels["labels"].permute(2, 0, 1).flatten(0, 1)[:, shift:]
@@ -292,8 +272,6 @@ def neighbors_ranked(outputs, labels, num_items_in_batch=None):
     chosen, rejected = up(outputs["logits"]).view(-1, 2)[labels != IGNORED].T
     return divided(-F.logsigmoid(chosen - rejected), num_items_in_batch)
 
-
-# --- tables ----------------------------------------------------------------------------------------------------------
 
 CONTRASTED = dict.fromkeys(("every_label", "additive", "accumulation"), "contrasts the samples of a call")
 COARSE_IMAGES = {"task": tasks.COARSE_IMAGES}

@@ -62,8 +62,6 @@ def test_every_label_tries_a_selection_of_many_labels_and_both_ends(ignored):
     assert len(calls) < 100
 
 
-# --- the losses of transformers --------------------------------------------------------------------------------------
-
 WITH_COUNT = ["count_forms", "data_parallel", "all_ignored"]
 WITHOUT_COUNT = ["count_given", "accumulation", "all_ignored"]
 CLASSES = 7

@@ -78,9 +78,6 @@ def tagging(**changes):
     return tiny.trainer(tiny.model("bert_token"), **(rows | settings | changes))
 
 
-# --- correct setups --------------------------------------------------------------------------------------------------
-
-
 def with_hidden_states(**options):
     model = tiny.model("llama")
     source = hidden_states(model)
@@ -191,9 +188,6 @@ def test_correct_setups_have_no_problems(name, capsys):
     report = check_trainer(RIGHT[name](), strict=True)
     assert report.problems == ()
     assert capsys.readouterr().out.startswith("check_trainer: no problems\n")
-
-
-# --- mistakes --------------------------------------------------------------------------------------------------------
 
 
 def mean(outputs, labels, num_items_in_batch=None):
@@ -501,9 +495,6 @@ def test_supported_releases_are_those_of_pyproject():
     assert line.strip().strip('",').removeprefix("transformers") == checks.SUPPORTED
 
 
-# --- no side effects -------------------------------------------------------------------------------------------------
-
-
 class Drawing:
     """A collator that draws from every random number generator."""
 
@@ -567,9 +558,6 @@ def test_a_check_makes_one_forward_for_training_and_one_for_evaluation():
     with mock.patch.object(type(trainer.model), "forward", autospec=True, side_effect=type(trainer.model).forward) as f:
         check_trainer(trainer)
     assert f.call_count == 2
-
-
-# --- every recipe ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", sorted(SMALL))

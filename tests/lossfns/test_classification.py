@@ -56,9 +56,6 @@ MULTI = torch.tensor([[1, 0, N, 1], [0, 0, 0, 0], [N, N, N, N], [1, 1, 1, 1], [0
 MULTI_KNOWN = int((MULTI != N).sum())
 
 
-# --- one class of several --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("smoothing", [0.0, 0.2, 1.0])
 @pytest.mark.parametrize(("weights", "normalize"), [(None, "items"), (WEIGHTS, "items"), (WEIGHTS, "weights")])
 def test_hard_labels_equal_torch_cross_entropy(smoothing, weights, normalize):
@@ -244,9 +241,6 @@ def test_precision_is_at_least_that_of_torch(dtype, soft, options):
     )
 
 
-# --- multi-label -----------------------------------------------------------------------------------------------------
-
-
 def bce(logits: torch.Tensor, labels: torch.Tensor = MULTI, **options) -> torch.Tensor:
     known = labels != N
     values = F.binary_cross_entropy_with_logits(logits, labels.where(known, 0).to(logits), **options, reduction="none")
@@ -335,9 +329,6 @@ def test_token_weights_per_label_and_per_sample():
         torch.testing.assert_close(found, (per_label * values)[known].sum() / MULTI_KNOWN, rtol=0, atol=1e-13)
 
 
-# --- ordered classes -------------------------------------------------------------------------------------------------
-
-
 def test_coral_equals_the_formula_of_the_paper():
     """Cao et al. 2020, equation 4, as written in the authors' code."""
     levels = torch.tensor([[float(y > k) for k in range(C)] for y in LABELS.tolist() if y != N])
@@ -371,8 +362,6 @@ def test_levels():
     assert coral_levels(torch.tensor([2]), 4).tolist() == [[1, 1, 0, 0]]
     assert corn_levels(torch.tensor([2]), 4).tolist() == [[1, 1, 0, N]]
 
-
-# --- all of them -----------------------------------------------------------------------------------------------------
 
 LOSSES = {
     "hard": (classification_loss, LABELS),
@@ -496,8 +485,6 @@ def test_class_of_probability_zero_may_have_a_logit_of_minus_infinity():
     assert classification_loss(logits, SOFT).isfinite()
     assert found.isfinite().all()
 
-
-# --- bad input -------------------------------------------------------------------------------------------------------
 
 OTHERS = torch.tensor([[0.5, 0.5, 0.0, 0.0]]).expand(B, C)
 

@@ -6,14 +6,7 @@ import pytest
 import torch
 import transformers
 
-from lossfns import (
-    causal_lm_loss,
-    cross_entropy,
-    hidden_states,
-    masked_lm_loss,
-    seq2seq_lm_loss,
-    token_weighted,
-)
+from lossfns import causal_lm_loss, cross_entropy, hidden_states, masked_lm_loss, seq2seq_lm_loss, token_weighted
 from lossfns.collators import count_pairs, count_sequences, mask_sequence_starts, with_extras
 from lossfns.collators.labels import mask_first_label
 from tests import tiny
@@ -21,8 +14,6 @@ from tests.contract.probes import LossSpy, gradient, skip_unless_counted
 from tests.lossfns.cases import ADDITIVE, CASES, N, trainer
 
 skip_unless_counted()
-
-# --- every case in the stock Trainer ---------------------------------------------------------------------------------
 
 
 def expected_gradient(case):
@@ -136,8 +127,6 @@ def test_weights_survive_padding_across_batches(batch_size):
         row["token_weights"][row["labels"] != N].tolist() for row in rows
     ]
 
-
-# --- with_extras -----------------------------------------------------------------------------------------------------
 
 ROWS = [
     {"input_ids": [4, 5, 6, 7], "labels": [N, 5, 6, 7], "weight": [0.0, 0.1, 0.2, 0.3], "worth": 2.0},
@@ -282,9 +271,6 @@ def test_names_are_a_list():
         with_extras(padded, "weight")
 
 
-# --- counting sequences -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("shift", "counted"), [(0, 3), (1, 2)])
 def test_one_count_per_sequence_with_a_predicted_label(shift, counted):
     rows = [{"labels": [5, 6]}, {"labels": [7, N]}, {"labels": [N, N]}, {"labels": [N, 8]}]
@@ -310,8 +296,6 @@ def test_extras_and_sequences_in_either_order():
     assert torch.equal(one["shift_labels"], other["shift_labels"])
     assert one["labels"].keys() == other["labels"].keys() == {"labels", "weight", "sequence_ids"}
 
-
-# --- normalize -------------------------------------------------------------------------------------------------------
 
 LOGITS = torch.randn(2, 4, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 LABELS = torch.tensor([[N, 1, N, 6], [0, 3, 2, 5]])
@@ -393,8 +377,6 @@ def test_the_trainer_counts_sequences():
     assert spy.counts == [7]
     assert tiny.count(case.rows, shift=1) > 14
 
-
-# --- packed ----------------------------------------------------------------------------------------------------------
 
 LISTS = [{name: row[name].tolist() for name in ("input_ids", "labels")} for row in tiny.lm_rows(8, prompt=False)]
 

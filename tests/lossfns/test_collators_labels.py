@@ -77,9 +77,6 @@ def test_a_model_without_a_start_token_is_refused():
         with_decoder_inputs(tiny.pad, tiny.model("llama"))
 
 
-# --- without decoder inputs -------------------------------------------------------------------------------------------
-
-
 def shorter(rows):
     """Targets of another length than the sources."""
     return tiny.pad([row | {"labels": row["labels"][:-1]} for row in rows])
@@ -102,9 +99,6 @@ def test_bart_learns_another_gradient_without_decoder_inputs():
 def test_logits_of_another_length_are_refused():
     with pytest.raises(ValueError, match="3 positions for 2 labels"):
         seq2seq_lm_loss(torch.zeros(1, 3, 4), torch.tensor([[1, N]]))
-
-
-# --- pack_spans -------------------------------------------------------------------------------------------------------
 
 
 def test_positions_outside_the_window_are_ignored():

@@ -104,8 +104,6 @@ def test_gradcheck():
     assert torch.autograd.gradcheck(lambda *sides: info_nce_loss(sides, IDS, select=tuple), sides)
 
 
-# --- triplets --------------------------------------------------------------------------------------------------------
-
 POINTS = normal(9, 3, seed=3)
 CLASSES = torch.tensor([0, 0, 0, 1, 1, 2, N, 1, 0])
 
@@ -176,8 +174,6 @@ def test_distances_of_near_embeddings_are_exact():
     assert broken[0, 1].item() != pytest.approx(1e-3, rel=0.5)
 
 
-# --- samples left out ------------------------------------------------------------------------------------------------
-
 LEFT_OUT = [
     (clip_of, SIMILARITIES, IDS),
     (lambda x, ids: info_nce_loss((x, x.flip(1)), ids, select=tuple), POINTS, CLASSES),
@@ -208,9 +204,6 @@ def test_all_samples_left_out_gives_zero(dtype):
     assert not torch.autograd.grad(value, leaf)[0].any()
 
 
-# --- bad input -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -234,18 +227,10 @@ def test_invalid_values_raise(call, message):
         call()
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: clip_of(SIMILARITIES, IDS.double()), "integer class ids"),
-    ],
-)
+@pytest.mark.parametrize(("call", "message"), [(lambda: clip_of(SIMILARITIES, IDS.double()), "integer class ids")])
 def test_invalid_types_raise(call, message):
     with pytest.raises(TypeError, match=message):
         call()
-
-
-# --- accumulation ----------------------------------------------------------------------------------------------------
 
 
 def test_accumulation_changes_the_negatives_but_not_the_scale():

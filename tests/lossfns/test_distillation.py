@@ -77,9 +77,6 @@ def gradient(loss, logits):
     return torch.autograd.grad(loss(leaf), leaf)[0]
 
 
-# --- values and gradients --------------------------------------------------------------------------------------------
-
-
 @EVERY
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
 @pytest.mark.parametrize("shift", [0, 1])
@@ -132,9 +129,6 @@ def test_the_logits_may_be_overwritten(divergence, formula):
     loss(overwritten, overwrite_logits=True).backward()
     assert not overwritten.numel()
     torch.testing.assert_close(logits.grad, gradient(loss, STUDENT), rtol=0, atol=0)
-
-
-# --- limits ----------------------------------------------------------------------------------------------------------
 
 
 @EVERY
@@ -203,9 +197,6 @@ def test_a_plain_formula_breaks_on_what_is_ruled_out():
     """The broken variant that the two tests above exclude: `0 * -inf` is NaN."""
     log_q = TEACHER[0].masked_fill(torch.arange(V) == 2, -torch.inf).log_softmax(-1)
     assert (log_q.exp() * (log_q - STUDENT[0].log_softmax(-1))).sum(-1).isnan().all()
-
-
-# --- which tokens, which classes, which teacher ----------------------------------------------------------------------
 
 
 def test_tokens_without_a_label_are_never_read():
@@ -347,9 +338,6 @@ def test_a_divergence_may_hold_one_number_per_class(labels, classes):
     )
 
 
-# --- memory ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("divergence", [forward_kl, jensen_shannon], ids=lambda divergence: divergence.__name__)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_peak_memory_stays_near_one_gradient(divergence, dtype):
@@ -362,8 +350,6 @@ def test_peak_memory_stays_near_one_gradient(divergence, dtype):
 
     assert peak_bytes(step).peak < 1.25 * logits.nbytes
 
-
-# --- models ----------------------------------------------------------------------------------------------------------
 
 ROWS = tiny.lm_rows(8)
 COLLATE = teacher_inputs(tiny.pad, shift=1)

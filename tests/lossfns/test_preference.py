@@ -71,10 +71,7 @@ OBJECTIVES = {
             -0.8 * math.log(sigmoid(0.5 * (c - rc - r + rr))) - 0.2 * math.log(sigmoid(-0.5 * (c - rc - r + rr)))
         ),
     ),
-    "ipo": (
-        partial(ipo, beta=0.25),
-        lambda c, r, rc, rr, nc, nr: ((c - rc) / nc - (r - rr) / nr - 2.0) ** 2,
-    ),
+    "ipo": (partial(ipo, beta=0.25), lambda c, r, rc, rr, nc, nr: ((c - rc) / nc - (r - rr) / nr - 2.0) ** 2),
     "simpo": (
         partial(simpo, beta=2.5, gamma=0.75),
         lambda c, r, rc, rr, nc, nr: -math.log(sigmoid(2.5 * c / nc - 2.5 * r / nr - 0.75)),
@@ -83,10 +80,7 @@ OBJECTIVES = {
         partial(orpo, weight=0.3),
         lambda c, r, rc, rr, nc, nr: -c / nc - 0.3 * math.log(sigmoid(log_odds(c / nc) - log_odds(r / nr))),
     ),
-    "cpo": (
-        partial(cpo, weight=0.5),
-        lambda c, r, rc, rr, nc, nr: -math.log(sigmoid(0.1 * (c - r))) - 0.5 * c / nc,
-    ),
+    "cpo": (partial(cpo, weight=0.5), lambda c, r, rc, rr, nc, nr: -math.log(sigmoid(0.1 * (c - r))) - 0.5 * c / nc),
 }
 EVERY = pytest.mark.parametrize(("objective", "formula"), OBJECTIVES.values(), ids=OBJECTIVES)
 
@@ -98,9 +92,6 @@ def statistics_of(objective):
 def values_of(objective, **other):
     given = {**PAIRS, **other}
     return objective(**{name: given[name] for name in statistics_of(objective)})
-
-
-# --- objectives ------------------------------------------------------------------------------------------------------
 
 
 @EVERY
@@ -191,8 +182,6 @@ def test_options_out_of_range_are_refused():
         values_of(partial(dpo, label_smoothing=1.5))
 
 
-# --- log-probabilities of sequences ----------------------------------------------------------------------------------
-
 IDS = torch.tensor([[N, 3, 5, N], [0, 2, 2, 6], [1, N, N, N], [N, 4, N, 0]])
 LOGITS = 2 * torch.randn(4, 4, V, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
@@ -230,8 +219,6 @@ def test_long_sequences_add_up_in_float64():
     exact = logits[:, :-1].double().log_softmax(-1)[..., 0].sum().item()
     assert sequence_log_probs(logits, ids)["log_prob"].item() == pytest.approx(exact, rel=1e-7)
 
-
-# --- the loss --------------------------------------------------------------------------------------------------------
 
 REFERENCE = {"reference_chosen": tensor(-3.0, -4.0), "reference_rejected": tensor(-2.0, -5.0)}
 
@@ -325,8 +312,6 @@ def test_margins_in_the_labels():
     expected = (-math.log(sigmoid(3.0)) - math.log(sigmoid(-2.0))) / 2
     assert found.item() == pytest.approx(expected, rel=1e-12)
 
-
-# --- the stock Trainer -----------------------------------------------------------------------------------------------
 
 CHOSEN, REJECTED = tiny.lm_rows(8), tiny.lm_rows(8, seed=1)
 DATA = [{"chosen": chosen, "rejected": rejected} for chosen, rejected in zip(CHOSEN, REJECTED, strict=True)]
@@ -573,9 +558,6 @@ def test_an_objective_that_cannot_be_computed_is_refused_before_the_logits_are_r
         preference_loss(torch.zeros(2, 3, V), torch.zeros(2, 3, dtype=torch.long), objective=objective)
     with pytest.raises(TypeError, match=message):
         reward_loss(torch.zeros(2, 1), torch.zeros(1, dtype=torch.long), objective=objective)
-
-
-# --- the reference, once ---------------------------------------------------------------------------------------------
 
 
 def test_reference_log_probs_match_a_loop(capfd):

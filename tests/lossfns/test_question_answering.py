@@ -73,9 +73,6 @@ def test_inputs_that_are_refused(outputs, labels, message):
         question_answering_loss(outputs, labels)
 
 
-# --- in the Trainer --------------------------------------------------------------------------------------------------
-
-
 def test_the_trainer_counts_positions():
     spy, case = LossSpy(), CASES["answers"]
     tiny.trainer(case.model(), case.rows, spy, collator=case.collator).train()

@@ -52,9 +52,6 @@ TERMS = {
 every_term = pytest.mark.parametrize(("term", "formula", "targets"), TERMS.values(), ids=TERMS)
 
 
-# --- values ----------------------------------------------------------------------------------------------------------
-
-
 @every_term
 def test_term_equals_its_formula(term, formula, targets):
     predictions = normal(B, K)
@@ -74,9 +71,7 @@ def test_term_equals_its_formula(term, formula, targets):
 )
 def test_loss_and_gradient_equal_torch(term, torch_loss, targets):
     assert_same(
-        lambda x: regression_loss(x, targets, term=term),
-        lambda x: torch_loss(x[KNOWN], targets[KNOWN]),
-        normal(B, K),
+        lambda x: regression_loss(x, targets, term=term), lambda x: torch_loss(x[KNOWN], targets[KNOWN]), normal(B, K)
     )
 
 
@@ -148,9 +143,6 @@ def test_precision_is_at_least_that_of_float32(term, formula, targets, dtype):
     )
 
 
-# --- as the Trainer calls them ---------------------------------------------------------------------------------------
-
-
 @every_term
 def test_gradcheck(term, formula, targets):
     predictions = normal(B, K)
@@ -211,9 +203,6 @@ def test_constant_predictions_and_one_sample():
     assert regression_loss(torch.zeros(3, 1), torch.tensor([1.0, 2.0, 3.0])).item() == pytest.approx(14 / 3)
     assert regression_loss(torch.ones(1, 1), torch.tensor([3.0])).item() == 4.0
     assert gradient(lambda x: regression_loss(x, x.detach(), term=log_cosh), torch.ones(2)).tolist() == [0.0, 0.0]
-
-
-# --- bad input -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

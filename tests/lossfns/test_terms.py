@@ -115,10 +115,7 @@ FORMULAS = {
     "eaft": (eaft, lambda t: t.nll * t.entropy / math.log(20)),
     "eaft squared": (partial(eaft, alpha=2.0, scale=1.5), lambda t: t.nll * (t.entropy / 1.5) ** 2),
     "eaft 0": (partial(eaft, alpha=0.0), lambda t: t.nll),
-    "confidence penalty": (
-        weighted_sum((1.0, cross_entropy), (0.3, entropy_bonus)),
-        lambda t: t.nll - 0.3 * t.entropy,
-    ),
+    "confidence penalty": (weighted_sum((1.0, cross_entropy), (0.3, entropy_bonus)), lambda t: t.nll - 0.3 * t.entropy),
     "unlikelihood": (unlikelihood, Token.unlikelihood),
     "weighted unlikelihood": (token_weighted(unlikelihood), lambda t: t.extras["token_weights"] * t.unlikelihood()),
     "policy": (policy_gradient, lambda t: t.surrogate(0.2)),
@@ -237,9 +234,6 @@ def test_loss_and_gradients_from_hidden_states(name):
         torch.testing.assert_close(hidden, logits, rtol=0, atol=1e-12)
 
 
-# --- terms whose weight is detached ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("term", "weight"),
     [(dft, lambda p, entropy: p), (eaft, lambda p, entropy: entropy / math.log(20))],
@@ -256,8 +250,6 @@ def test_no_gradient_through_the_weight(term, weight):
         expected[row] = weight(probs[LABELS[place]], torch.special.entr(probs).sum()) * (probs - onehot) / COUNT
     torch.testing.assert_close(logits.grad, expected, rtol=0, atol=1e-14)
 
-
-# --- the clipped surrogate -------------------------------------------------------------------------------------------
 
 # Schulman et al. (2017), figure 1: advantage, ratio, value, derivative by the ratio.
 CASES = [
@@ -283,9 +275,6 @@ def test_ratio_that_overflows_has_a_gradient_of_zero():
     log_prob = torch.tensor([-0.1], requires_grad=True)
     policy_gradient(log_prob, torch.tensor([-1e4]), torch.tensor([1.0])).backward()
     assert log_prob.grad.item() == 0.0
-
-
-# --- labels with a logit of -inf, and labels predicted with certainty ------------------------------------------------
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.6])
@@ -387,9 +376,6 @@ def test_negative_labels_are_marked_in_any_dtype(dtype):
     assert loss_of(normal(2, 4, V), unlikelihood, marks) == loss_of(normal(2, 4, V), unlikelihood)
 
 
-# --- requirements on a term ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("term", "message"),
     [
@@ -437,9 +423,6 @@ def test_only_the_statistics_that_a_term_takes_are_computed(monkeypatch):
         masked_lm_loss(normal(2, 4, V).requires_grad_(), LABELS, term=term).backward()
         assert asked == [fields]
         asked.clear()
-
-
-# --- weights ---------------------------------------------------------------------------------------------------------
 
 
 WEIGHT_DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool]
@@ -512,8 +495,6 @@ def test_class_weights_for_another_number_of_classes_raise():
     with pytest.raises(ValueError, match=r"number.? of classes.*3.*7"):
         weighted_sum((1.0, three), (1.0, seven))
 
-
-# --- Combined --------------------------------------------------------------------------------------------------------
 
 NESTED = weighted_sum(
     (1.0, class_weighted(partial(smoothed_cross_entropy, label_smoothing=0.2), range(V))),
@@ -608,8 +589,6 @@ def test_missing_extra_is_named():
         loss_of(normal(2, 4, V), unlikelihood, {})
 
 
-# --- the rules of lossfns.testing ------------------------------------------------------------------------------------
-
 STOPPED = "the weight passes no gradient on, so that autograd does not return the derivative of the value"
 
 
@@ -626,7 +605,7 @@ STOPPED = "the weight passes no gradient on, so that autograd does not return th
                 "extras": {
                     "old_log_prob": lambda labels: -0.3 * labels.double(),
                     "advantages": lambda labels: labels.double() - 2.5,
-                },
+                }
             },
         ),
     ],
