@@ -108,16 +108,6 @@ DATASET = [{"label": 0}, {"label": 1}]  # iterates over its rows
         (lambda: balanced_pos_weight([[1, 0.5]], num_classes=2), "must be 1, 0 or -100"),
         (lambda: balanced_pos_weight([[1, 0, 1]], num_classes=2), r"= \(N, 2\)"),
         (lambda: ldam_margins([0, 3]), r"got none for classes \[0\]"),
-    ],
-)
-def test_invalid_values_raise(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
         (lambda: balanced_class_weights(DATASET, num_classes=2), r'numbers.*dict.*dataset\["label"\]'),
         (lambda: class_counts(["cat", "dog"], num_classes=2), "numbers.*str"),
         (lambda: class_counts({"label": [0, 1]}, num_classes=2), "numbers.*str"),
@@ -126,6 +116,6 @@ def test_invalid_values_raise(call, message):
         (lambda: class_counts([0.0, 1.0], num_classes=2), "integer class ids.*torch.float32"),
     ],
 )
-def test_invalid_types_raise(call, message):
-    with pytest.raises(TypeError, match=message):
+def test_invalid_input_is_refused(call, message):
+    with pytest.raises((TypeError, ValueError), match=message):
         call()

@@ -34,14 +34,6 @@ HAVE_LABEL = LABELS != N
 KNOWN = 4  # labels that are not missing
 WEIGHTS = [0.5, 2.0, 1.0, 3.0]
 WEIGHT_TENSOR = torch.tensor(WEIGHTS, dtype=torch.float64)
-FORMS = {
-    "None": None,
-    "int": KNOWN,
-    "int64": torch.tensor(KNOWN),
-    "float32": torch.tensor(float(KNOWN)),
-    "(1,)": torch.tensor([KNOWN]),
-    "DataParallel": torch.full((2, 1), KNOWN / 2),
-}
 
 
 def soft_labels() -> torch.Tensor:
@@ -364,110 +356,38 @@ def test_levels():
 
 
 LOSSES = {
-    "hard": (classification_loss, LABELS),
-    "hard, weighted": (partial(classification_loss, class_weights=WEIGHTS, normalize="weights"), LABELS),
-    "hard, smoothed and weighted": (partial(classification_loss, class_weights=WEIGHTS, label_smoothing=0.1), LABELS),
-    "hard, with margins": (partial(classification_loss, margins=WEIGHTS, logit_adjustment=WEIGHTS), LABELS),
-    "soft": (classification_loss, SOFT),
-    "soft, all statistics": (
-        partial(classification_loss, term=weighted_sum((1, focal), (0.1, z_loss), (0.1, lambda entropy: entropy))),
-        SOFT,
-    ),
-    "multi-label": (multi_label_loss, MULTI),
-    "multi-label, asymmetric": (
-        partial(multi_label_loss, term=asymmetric, pos_weight=WEIGHTS, label_smoothing=0.1),
-        MULTI,
-    ),
-    "CORAL": (ordinal_loss, LABELS),
-    "CORN": (partial(ordinal_loss, levels=corn_levels), LABELS),
+    "hard": (partial(classification_loss, class_weights=WEIGHTS, label_smoothing=0.1), LABELS),
+    "soft": (partial(classification_loss, term=weighted_sum((1, focal), (0.1, lambda entropy: entropy))), SOFT),
+    "multi-label": (partial(multi_label_loss, term=asymmetric, pos_weight=WEIGHTS, label_smoothing=0.1), MULTI),
+    "ordinal": (ordinal_loss, LABELS),
 }
 every_loss = pytest.mark.parametrize(("loss", "labels"), LOSSES.values(), ids=LOSSES)
 
 
 @every_loss
-def test_gradcheck(loss, labels):
-    logits = normal(B, C).requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: loss(x, labels), logits)
-    assert loss(logits, labels).dtype == torch.float64
-
-
-@every_loss
-@pytest.mark.parametrize("form", FORMS)
-def test_count_in_every_form(loss, labels, form):
-    logits, count = normal(B, C), FORMS[form]
-    count = None if count is None else count * int((labels != N).sum()) / KNOWN  # the Trainer counts every number
-    torch.testing.assert_close(loss(logits, labels, count), loss(logits, labels), rtol=1e-6, atol=0)
-    if count is not None:
-        torch.testing.assert_close(loss(logits, labels, 2 * count), loss(logits, labels) / 2, rtol=1e-6, atol=0)
-
-
-@every_loss
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("count", [None, 0, 7])
-def test_all_labels_missing_gives_zero_with_a_graph(loss, labels, dtype, count):
-    hidden = normal(B, 3).requires_grad_()
-    found = loss({"logits": (hidden @ normal(3, C)).to(dtype)}, torch.full_like(labels, N), count)
-    found *= 1  # as the Trainer does
-    found.backward()
-    assert (found.item(), found.ndim) == (0.0, 0)
-    assert torch.equal(hidden.grad, torch.zeros_like(hidden))
-
-
-@every_loss
-def test_rows_without_a_label_may_be_nan_or_infinite(loss, labels):
-    """-100 is never a class: a row without a label changes neither the value nor the gradient."""
-    logits = normal(B, C)
-    expected, grad = loss(logits, labels), gradient(lambda x: loss(x, labels), logits)
+def test_rows_without_a_label_may_be_nan(loss, labels):
     unlabeled = (labels if labels.ndim > 1 else labels[:, None]).eq(N).all(-1)
-    for value in (torch.nan, torch.inf, -torch.inf):
-        spoilt = logits.masked_fill(unlabeled[:, None], value)
-        torch.testing.assert_close(loss(spoilt, labels), expected)
-        found = gradient(lambda x: loss(x, labels), spoilt)
-        torch.testing.assert_close(found, grad)
-        assert not found[unlabeled].any()
-
-
-def test_masking_by_multiplication_gives_nan():
-    """A broken loss for the two tests above: NaN if every label is missing, or a row without a label is infinite."""
-
-    def masked(x, labels):
-        known = labels != N
-        return (F.cross_entropy(x, labels.where(known, 0), reduction="none") * known).sum() / known.sum()
-
-    logits = normal(B, C)
-    torch.testing.assert_close(masked(logits, LABELS), classification_loss(logits, LABELS))
-    assert masked(logits, torch.full_like(LABELS, N)).isnan()
-    spoilt = logits.masked_fill(~HAVE_LABEL[:, None], torch.inf)
-    assert gradient(lambda x: masked(x, LABELS), spoilt).isnan().any()
-
-
-@every_loss
-def test_one_sample(loss, labels):
-    known = (labels if labels.ndim > 1 else labels[:, None]).ne(N).all(-1).nonzero()[0]
-    logits = normal(B, C)[known]
-    parts = [loss(logits, labels[known]), loss({"logits": logits}, {"labels": labels[known]})]
-    assert parts[0] == parts[1] != 0
+    spoilt = normal(B, C).masked_fill(unlabeled[:, None], torch.nan)
+    torch.testing.assert_close(loss(spoilt, labels), loss(normal(B, C), labels))
+    assert not gradient(lambda x: loss(x, labels), spoilt)[unlabeled].any()
 
 
 @every_loss
 def test_outputs_of_any_form_give_the_same_loss(loss, labels):
-    logits = normal(B, C)
-    expected = loss(logits, labels)
-    hidden = normal(B, 3, 5)
+    logits, hidden = normal(B, C), normal(B, 3, 5)
     for outputs in (
         SequenceClassifierOutput(logits=logits, hidden_states=(hidden,)),
         {"loss": torch.tensor(1.0), "logits": logits},
         (torch.tensor(1.0), logits, (hidden,)),
     ):
-        assert loss(outputs, labels) == expected
-    assert loss({"scores": logits}, labels, select=lambda outputs: outputs["scores"]) == expected
+        assert loss(outputs, labels) == loss(outputs, {"labels": labels}) == loss(logits, labels)
+    assert loss({"scores": logits}, labels, select=lambda outputs: outputs["scores"]) == loss(logits, labels)
 
 
 @every_loss
 def test_autocast_changes_nothing(loss, labels):
     logits = normal(B, C, dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
-        assert loss(logits, labels) == loss(logits, labels.clone())
         inside = loss(logits, labels)
     assert inside == loss(logits, labels)
     assert inside.dtype == torch.float32
@@ -495,30 +415,23 @@ OTHERS = torch.tensor([[0.5, 0.5, 0.0, 0.0]]).expand(B, C)
         (lambda x: classification_loss(x, LABELS + 5), "label -95 is out of range"),
         (lambda x: classification_loss(x, LABELS.clamp(max=3).where(LABELS != 3, 9)), "9 is out of range"),
         (lambda x: classification_loss(x, MULTI), "multi_label_loss"),
-        (lambda x: classification_loss(x, LABELS[:, None]), "do not fit"),
         (lambda x: classification_loss(x, LABELS[1:]), "do not fit"),
         (lambda x: classification_loss(x[:, None], LABELS[:, None]), "token_classification_loss"),
         (lambda x: token_classification_loss(x, LABELS), r"class ids \(batch, tokens\)"),
         (lambda x: classification_loss(x, 2 * OTHERS), "a distribution.*multi_label_loss"),
         (lambda x: classification_loss(x, OTHERS.index_fill(1, torch.tensor(3), N)), "a distribution"),
-        (lambda x: classification_loss(x, OTHERS * torch.nan), "a distribution"),
         (lambda x: classification_loss(x, None), "labels are None"),
         (lambda x: classification_loss(x, LABELS, class_weights=[1.0, 2.0]), "weights for 2 classes"),
-        (lambda x: classification_loss(x, SOFT, class_weights=[1.0, 2.0]), "weights for 2 classes"),
         (lambda x: classification_loss(x, LABELS, class_weights=[-1.0] * C), "finite number >= 0"),
         (lambda x: classification_loss(x, LABELS, label_smoothing=1.5), r"in \[0, 1\]"),
         (lambda x: classification_loss(x, LABELS, label_smoothing=0.1, term=focal), "got term=focal"),
         (lambda x: classification_loss(x, LABELS, normalize="weights"), "cross_entropy has none"),
         (lambda x: classification_loss(x, LABELS, normalize="mean"), "'items' or 'weights'"),
-        (lambda x: classification_loss(x, LABELS, normalize="tokens"), "'items' or 'weights'"),
         (lambda x: token_classification_loss(x[:, None], LABELS[:, None], normalize="items"), "'tokens' or 'weights'"),
         (lambda x: classification_loss(x, LABELS, margins=[0.1]), "margins must have .* 4 .*got 1"),
         (lambda x: classification_loss(x, SOFT, margins=WEIGHTS), "margins need class ids"),
         (lambda x: classification_loss(x, LABELS, logit_adjustment=[0.0] * 3), "adjustment must have .* 4 .*got 3"),
-        (
-            lambda x: classification_loss(x, LABELS, logit_adjustment=[0.0, 0.0, 0.0, -math.inf]),
-            "one finite number .* ?class",
-        ),
+        (lambda x: classification_loss(x, LABELS, logit_adjustment=[-math.inf] * C), "one finite number .* ?class"),
         (lambda x: multi_label_loss(x, LABELS), "classification_loss"),
         (lambda x: multi_label_loss(x, MULTI + 1), r"labels must be 1 \(present\).*got 2"),
         (lambda x: multi_label_loss(x, MULTI * torch.nan), "got nan.*mask_missing"),
@@ -527,16 +440,6 @@ OTHERS = torch.tensor([[0.5, 0.5, 0.0, 0.0]]).expand(B, C)
         (lambda x: multi_label_loss(x, MULTI, label_smoothing=-0.1), r"in \[0, 1\]"),
         (lambda x: ordinal_loss(x, LABELS.where(LABELS != 3, 5)), "labels must be 0 to 4"),
         (lambda x: ordinal_loss(x, MULTI), "one logit per threshold"),
-    ],
-)
-def test_invalid_values_raise(call, message):
-    with pytest.raises(ValueError, match=message):
-        call(normal(B, C))
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
         (lambda x: classification_loss(x, LABELS.float()), "integer class ids.*torch.float32"),
         (lambda x: classification_loss(x, LABELS, term=asymmetric), "asks for 'outcome'"),
         (lambda x: multi_label_loss(x, MULTI, term=z_loss), "known.* are log_prob, outcome"),
@@ -544,6 +447,6 @@ def test_invalid_values_raise(call, message):
         (lambda x: ordinal_loss(x, LABELS.double()), "integer"),
     ],
 )
-def test_invalid_types_raise(call, message):
-    with pytest.raises(TypeError, match=message):
+def test_invalid_input_is_refused(call, message):
+    with pytest.raises((TypeError, ValueError), match=message):
         call(normal(B, C))

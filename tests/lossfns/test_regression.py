@@ -143,62 +143,6 @@ def test_precision_is_at_least_that_of_float32(term, formula, targets, dtype):
     )
 
 
-@every_term
-def test_gradcheck(term, formula, targets):
-    predictions = normal(B, K)
-    assert (predictions - targets)[KNOWN].abs().min() > 1e-2  # away from kinks
-    assert torch.autograd.gradcheck(lambda x: regression_loss(x, targets, term=term), predictions.requires_grad_())
-
-
-def test_gradcheck_of_the_variance():
-    logits = normal(B, 2 * K).requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: regression_loss(x, TARGETS, term=gaussian_nll), logits)
-
-
-@pytest.mark.parametrize(
-    "count",
-    [COUNT, torch.tensor(COUNT), torch.tensor(float(COUNT)), torch.tensor([COUNT]), torch.full((2, 1), COUNT / 2)],
-)
-def test_count_in_every_form(count):
-    predictions = normal(B, K)
-    expected = regression_loss(predictions, TARGETS)
-    assert regression_loss(predictions, TARGETS, count) == expected
-    assert regression_loss(predictions, TARGETS, 2 * count) == expected / 2
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("count", [None, 0, 7])
-@pytest.mark.parametrize("term", [term for term, *_ in TERMS.values()])
-def test_all_targets_missing_gives_zero_with_a_graph(term, dtype, count):
-    hidden = normal(B, 2).requires_grad_()
-    found = regression_loss((hidden @ normal(2, K)).to(dtype), torch.full((B, K), N), count, term=term)
-    found *= 1  # as the Trainer does
-    found.backward()
-    assert (found.item(), found.ndim) == (0.0, 0)
-    assert torch.equal(hidden.grad, torch.zeros_like(hidden))
-
-
-@every_term
-def test_predictions_of_missing_targets_may_be_nan_or_infinite(term, formula, targets):
-    def loss(x):
-        return regression_loss(x, targets, term=term)
-
-    predictions = normal(B, K)
-    for value in (torch.nan, torch.inf):
-        spoilt = predictions.where(KNOWN, value)
-        assert loss(spoilt) == loss(predictions)
-        assert torch.equal(gradient(loss, spoilt), gradient(loss, predictions))
-
-
-def test_masking_by_multiplication_gives_nan():
-    def masked(x):
-        return ((x - TARGETS).square() * KNOWN).sum() / COUNT
-
-    predictions = normal(B, K)
-    torch.testing.assert_close(masked(predictions), regression_loss(predictions, TARGETS))
-    assert gradient(masked, predictions.where(KNOWN, torch.inf)).isnan().any()
-
-
 def test_constant_predictions_and_one_sample():
     assert regression_loss(torch.zeros(3, 1), torch.tensor([1.0, 2.0, 3.0])).item() == pytest.approx(14 / 3)
     assert regression_loss(torch.ones(1, 1), torch.tensor([3.0])).item() == 4.0
@@ -243,22 +187,12 @@ def test_nan_and_infinite_targets_raise(value):
         (lambda x: regression_loss(x, None), "labels are None"),
         (lambda x: regression_loss(x, TARGETS, term=partial(huber, delta=0)), "delta must be positive"),
         (lambda x: regression_loss(x, TARGETS, term=partial(quantile, q=1.0)), r"q must be in \(0, 1\), got 1.0"),
-    ],
-)
-def test_invalid_values_raise(call, message):
-    with pytest.raises(ValueError, match=message):
-        call(normal(B, K))
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
         (lambda x: regression_loss(x, TARGETS, term=cross_entropy), "known.* are log_variance, prediction"),
         (lambda x: regression_loss(x, TARGETS, term=lambda prediction: prediction.sum()), "one value"),
         (lambda x: regression_loss(x, TARGETS, term=partial(mse, target=1.0)), "binds 'target'"),
         (lambda x: regression_loss(x.long(), TARGETS), "expected logits"),
     ],
 )
-def test_invalid_types_raise(call, message):
-    with pytest.raises(TypeError, match=message):
+def test_invalid_input_is_refused(call, message):
+    with pytest.raises((TypeError, ValueError), match=message):
         call(normal(B, K))

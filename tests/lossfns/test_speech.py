@@ -48,28 +48,6 @@ def test_loss_equals_the_sum_over_all_paths(blank):
     assert without_lengths.item() != pytest.approx(total / 5, rel=1e-3)
 
 
-def test_gradcheck():
-    assert torch.autograd.gradcheck(lambda x: ctc_loss(x, with_lengths()), normal(4, 5, V).requires_grad_())
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_lower_precision(dtype):
-    logits = normal(4, 5, V).to(dtype)
-    found = ctc_loss(logits, with_lengths())
-    assert found.dtype == torch.float32
-    assert found.item() == pytest.approx(ctc_loss(logits.double(), with_lengths()).item(), rel=1e-6)
-
-
-@pytest.mark.parametrize("count", [None, 0, 7])
-def test_all_labels_missing_gives_zero_with_a_graph(count):
-    leaf = normal(4, 5, V).requires_grad_()
-    value = ctc_loss(leaf.clone(), torch.full_like(LABELS, N), count)
-    value *= 1
-    value.backward()
-    assert value.item() == 0.0
-    assert not leaf.grad.any()
-
-
 @pytest.mark.parametrize(
     ("labels", "options", "message"),
     [

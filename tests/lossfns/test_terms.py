@@ -32,7 +32,6 @@ from lossfns import (
 )
 from lossfns._core.block import Block
 from lossfns._core.signature import parameters
-from lossfns.testing import check_term
 from tests import oracle, tiny
 
 N = oracle.IGNORED
@@ -587,29 +586,3 @@ def test_extra_with_the_name_of_an_option_raises():
 def test_missing_extra_is_named():
     with pytest.raises(TypeError, match=r"unlikelihood asks for 'negative'.*collators.with_extras"):
         loss_of(normal(2, 4, V), unlikelihood, {})
-
-
-STOPPED = "the weight passes no gradient on, so that autograd does not return the derivative of the value"
-
-
-@pytest.mark.parametrize(
-    ("term", "options"),
-    [
-        (dft, {"skip": {"gradient": STOPPED}}),
-        (eaft, {"skip": {"gradient": STOPPED}}),
-        (entropy_bonus, {}),
-        (unlikelihood, {"extras": {"negative": lambda labels: labels % 3 == 0}}),
-        (
-            policy_gradient,
-            {
-                "extras": {
-                    "old_log_prob": lambda labels: -0.3 * labels.double(),
-                    "advantages": lambda labels: labels.double() - 2.5,
-                }
-            },
-        ),
-    ],
-    ids=["dft", "eaft", "entropy_bonus", "unlikelihood", "policy_gradient"],
-)
-def test_check_term_passes(term, options):
-    check_term(term, **options)
