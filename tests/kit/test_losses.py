@@ -33,7 +33,6 @@ def test_a_defect_breaks_its_rule_first(loss, rule, options):
 def test_every_rule_has_a_planted_defect():
     rules = {rule.name for rule in loss_rules(reference=right, reweight=right)}
     assert rules - {rule for _, rule, _ in BROKEN} == set()
-    assert len(BROKEN) >= 25
 
 
 @pytest.mark.parametrize(("loss", "options"), OTHERS + shaped_losses.RIGHT, ids=named)
