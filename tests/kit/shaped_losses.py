@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from . import registry, tasks
-from .broken_losses import IGNORED, divided, up
+from .broken_losses import IGNORED, as_loss, divided, up
 
 
 def at_full_size(outputs, labels):
@@ -21,14 +21,6 @@ def pixels(outputs, labels, num_items_in_batch=None):
     return divided(F.cross_entropy(logits, labels[mask], reduction="none"), num_items_in_batch)
 
 
-def averaged_pixels(outputs, labels, num_items_in_batch=None):
-    return F.cross_entropy(at_full_size(outputs, labels), labels)
-
-
-def all_pixels_counted(outputs, labels, num_items_in_batch=None):
-    return pixels(outputs, labels, labels.numel() if num_items_in_batch is None else num_items_in_batch)
-
-
 def averaged_images(outputs, labels, num_items_in_batch=None):
     values = F.cross_entropy(up(outputs["logits"]), labels, reduction="none")
     scored = (labels != IGNORED).flatten(1).sum(1)
@@ -36,12 +28,8 @@ def averaged_images(outputs, labels, num_items_in_batch=None):
     return divided(values.flatten(1).mean(1) * scored, count)
 
 
-def pixels_from_above(outputs, labels, num_items_in_batch=None):
-    return pixels({"logits": outputs["logits"].roll(1, -2)}, labels, num_items_in_batch)
-
-
-def pixels_from_the_left(outputs, labels, num_items_in_batch=None):
-    return pixels({"logits": outputs["logits"].roll(1, -1)}, labels, num_items_in_batch)
+def averaged_pixels(outputs, labels, num_items_in_batch=None):
+    return F.cross_entropy(at_full_size(outputs, labels), labels)
 
 
 def both_ends(outputs, labels, num_items_in_batch=None):
@@ -54,18 +42,6 @@ def mean_of_both_ends(outputs, labels, num_items_in_batch=None):
     """The loss of the models in transformers."""
     ends = zip((outputs.start_logits, outputs.end_logits), labels.unbind(1), strict=True)
     return sum(F.cross_entropy(up(logits), places) for logits, places in ends) / 2
-
-
-def missing_ends_counted(outputs, labels, num_items_in_batch=None):
-    return both_ends(outputs, labels, labels.numel() if num_items_in_batch is None else num_items_in_batch)
-
-
-def missing_ends_at_0(outputs, labels, num_items_in_batch=None):
-    return both_ends(outputs, labels.clamp(min=0), num_items_in_batch)
-
-
-def spans_with_a_start(outputs, labels, num_items_in_batch=None):
-    return both_ends(outputs, labels.masked_fill(labels[:, :1] == IGNORED, IGNORED), num_items_in_batch)
 
 
 def paths(outputs, labels, num_items_in_batch=None, *, reduction="sum"):
@@ -104,11 +80,6 @@ def normal(outputs, labels, num_items_in_batch=None):
     return divided(values, num_items_in_batch)
 
 
-def mean_of_normals(outputs, labels, num_items_in_batch=None):
-    mean, log_variance = up(outputs.logits)[labels != IGNORED].unbind(1)
-    return F.gaussian_nll_loss(mean, labels[labels != IGNORED], log_variance.exp())
-
-
 def diagonal(similarities, num_items_in_batch):
     targets = torch.arange(len(similarities))
     values = [F.cross_entropy(side, targets, reduction="none") for side in (similarities, similarities.T)]
@@ -120,10 +91,6 @@ def diagonal(similarities, num_items_in_batch):
 def matched(outputs, labels, num_items_in_batch=None):
     kept = labels != IGNORED
     return diagonal(up(outputs["logits_per_text"])[kept][:, kept], num_items_in_batch)
-
-
-def mean_of_matches(outputs, labels, num_items_in_batch=None):
-    return diagonal(up(outputs["logits_per_text"]), None)
 
 
 def contrasted_with_ignored_samples(outputs, labels, num_items_in_batch=None):
@@ -146,11 +113,6 @@ def cosines_masked_afterwards(outputs, labels, num_items_in_batch=None):
     return divided(F.cross_entropy(similarities, torch.arange(len(labels)), reduction="none")[kept], num_items_in_batch)
 
 
-def mean_of_cosines(outputs, labels, num_items_in_batch=None):
-    queries, keys = (F.normalize(up(outputs[side]), dim=-1) for side in ("queries", "keys"))
-    return F.cross_entropy(queries @ keys.T / 0.1, torch.arange(len(labels)))
-
-
 def triplets(outputs, labels, num_items_in_batch=None):
     kept = labels != IGNORED
     points, ids = up(outputs.logits)[kept], labels[kept]
@@ -161,10 +123,6 @@ def triplets(outputs, labels, num_items_in_batch=None):
         if same and others:
             costs.append(F.relu(0.2 + torch.stack(same).max() - torch.stack(others).min()))
     return divided(torch.stack(costs), kept.sum() if num_items_in_batch is None else num_items_in_batch)
-
-
-def mean_of_active_triplets(outputs, labels, num_items_in_batch=None):
-    return triplets(outputs, labels, 2)
 
 
 def ahead(logits, labels, shift, reduction="sum"):
@@ -196,13 +154,7 @@ def balanced(outputs, labels, num_items_in_batch=None):
 
 def undivided_router_loss(outputs, labels, num_items_in_batch=None):
     """The loss of the models in transformers."""
-    own = ahead(outputs["logits"], labels, 1) / next_tokens(labels, num_items_in_batch)
-    return own + 0.1 * outputs["aux_loss"]
-
-
-def router_loss_by_rows(outputs, labels, num_items_in_batch=None):
-    total = ahead(outputs["logits"], labels, 1) + 0.1 * len(labels) * outputs["aux_loss"]
-    return total / next_tokens(labels, num_items_in_batch)
+    return ahead(outputs["logits"], labels, 1) / next_tokens(labels, num_items_in_batch) + 0.1 * outputs["aux_loss"]
 
 
 def divergences(outputs, labels, *, masked=True):
@@ -215,15 +167,6 @@ def divergences(outputs, labels, *, masked=True):
 
 def taught(outputs, labels, num_items_in_batch=None):
     return divided(divergences(outputs, labels), num_items_in_batch)
-
-
-def mean_divergence(outputs, labels, num_items_in_batch=None):
-    return divergences(outputs, labels).mean()
-
-
-def distilled_on_prompts_too(outputs, labels, num_items_in_batch=None):
-    values = divergences(outputs, labels, masked=False)
-    return divided(values, next_tokens(labels["labels"], num_items_in_batch))
 
 
 def margins(outputs, labels, *, shift=1, masked=True):
@@ -242,29 +185,14 @@ def preferred(outputs, labels, num_items_in_batch=None, **options):
     return divided(-F.logsigmoid(0.1 * margin[counted]), num_items_in_batch)
 
 
-def mean_preference(outputs, labels, num_items_in_batch=None):
-    return -F.logsigmoid(0.1 * margins(outputs, labels)[0]).mean()
-
-
 def empty_completions_too(outputs, labels, num_items_in_batch=None):
     margin, counted = margins(outputs, labels)
-    count = counted.sum() if num_items_in_batch is None else num_items_in_batch
-    return divided(-F.logsigmoid(0.1 * margin), count)
-
-
-def preferred_by_tokens(outputs, labels, num_items_in_batch=None):
-    tokens = (labels["labels"][:, 1:] != IGNORED).sum()
-    return preferred(outputs, labels, tokens if num_items_in_batch is None else num_items_in_batch)
+    return divided(-F.logsigmoid(0.1 * margin), counted.sum() if num_items_in_batch is None else num_items_in_batch)
 
 
 def ranked(outputs, labels, num_items_in_batch=None):
     chosen, rejected = up(outputs["logits"]).view(2, -1)[:, labels != IGNORED]
     return divided(-F.logsigmoid(chosen - rejected), num_items_in_batch)
-
-
-def mean_rank(outputs, labels, num_items_in_batch=None):
-    chosen, rejected = up(outputs["logits"]).view(2, -1)
-    return -F.logsigmoid(chosen - rejected).mean()
 
 
 def neighbors_ranked(outputs, labels, num_items_in_batch=None):
@@ -298,44 +226,108 @@ RIGHT: list[tuple[Any, dict[str, Any]]] = [
     (preferred, registry.COMPLETIONS),
     (ranked, REWARDS),
 ]
-_BROKEN: list[tuple[dict[str, Any], dict[str, list[Any]]]] = [
+# (the task, {rule: {the defect that breaks it first: a function of the outputs x, the labels y and the count n}})
+_BROKEN: list[tuple[dict[str, Any], dict[str, dict[str, Any]]]] = [
     (
         registry.IMAGES,
         {
-            "count_given": [averaged_pixels],
-            "padding": [all_pixels_counted, averaged_images],
-            "reads": [pixels_from_above],
-            "ignored": [pixels_from_the_left],
+            "count_given": {"averaged pixels": averaged_pixels},
+            "padding": {
+                "all pixels counted": lambda x, y, n: pixels(x, y, y.numel() if n is None else n),
+                "averaged images": averaged_images,
+            },
+            "reads": {"pixels from above": lambda x, y, n: pixels({"logits": x["logits"].roll(1, -2)}, y, n)},
+            "ignored": {"pixels from the left": lambda x, y, n: pixels({"logits": x["logits"].roll(1, -1)}, y, n)},
         },
     ),
-    (COARSE_IMAGES, {"selects": [averaged_pixels]}),
+    (COARSE_IMAGES, {"selects": {"averaged pixels": averaged_pixels}}),
     (
         SPANS,
         {
-            "count_given": [mean_of_both_ends],
-            "count_none": [missing_ends_counted, spans_with_a_start],
-            "ignored": [missing_ends_at_0],
+            "count_given": {"mean of both ends": mean_of_both_ends},
+            "count_none": {
+                "missing ends counted": lambda x, y, n: both_ends(x, y, y.numel() if n is None else n),
+                "spans with a start": lambda x, y, n: both_ends(x, y.masked_fill(y[:, :1] == IGNORED, IGNORED), n),
+            },
+            "ignored": {"missing ends at 0": lambda x, y, n: both_ends(x, y.clamp(min=0), n)},
         },
     ),
-    (FRAMES, {"count_given": [partial(paths, reduction="mean")], "additive": [partial(paths, reduction="rows")]}),
-    (TARGETS, {"count_none": [means_of_targets]}),
-    (VARIANCES, {"count_given": [mean_of_normals]}),
-    (SIMILARITIES, {"ignored": [mean_of_matches, contrasted_with_ignored_samples]}),
-    (VIEWS, {"ignored": [mean_of_cosines], "selects": [cosines_masked_afterwards]}),
-    (EMBEDDINGS, {"count_given": [mean_of_active_triplets]}),
-    (TWO_HEADS, {"reads": [partial(heads, shifts=(1, 1))], "count_none": [each_head_by_its_count]}),
-    (ROUTED, {"count_given": [undivided_router_loss], "additive": [router_loss_by_rows]}),
-    (registry.TAUGHT, {"count_given": [mean_divergence], "ignored": [distilled_on_prompts_too]}),
+    (
+        FRAMES,
+        {
+            "count_given": {"mean": partial(paths, reduction="mean")},
+            "additive": {"mean of rows": partial(paths, reduction="rows")},
+        },
+    ),
+    (TARGETS, {"count_none": {"means of targets": means_of_targets}}),
+    (VARIANCES, {"count_given": {"mean of normals": lambda x, y, n: normal(x, y)}}),
+    (
+        SIMILARITIES,
+        {
+            "ignored": {
+                "mean of matches": lambda x, y, n: diagonal(up(x["logits_per_text"]), None),
+                "contrasted with ignored samples": contrasted_with_ignored_samples,
+            }
+        },
+    ),
+    (
+        VIEWS,
+        {
+            "ignored": {"mean of cosines": lambda x, y, n: cosines(x, torch.zeros_like(y))},
+            "selects": {"cosines masked afterwards": cosines_masked_afterwards},
+        },
+    ),
+    (EMBEDDINGS, {"count_given": {"mean of active triplets": lambda x, y, n: triplets(x, y, 2)}}),
+    (
+        TWO_HEADS,
+        {
+            "reads": {"the same shift twice": partial(heads, shifts=(1, 1))},
+            "count_none": {"each head by its count": each_head_by_its_count},
+        },
+    ),
+    (
+        ROUTED,
+        {
+            "count_given": {"undivided router loss": undivided_router_loss},
+            "additive": {
+                "router loss by rows": lambda x, y, n: (
+                    (ahead(x["logits"], y, 1) + 0.1 * len(y) * x["aux_loss"]) / next_tokens(y, n)
+                )
+            },
+        },
+    ),
+    (
+        registry.TAUGHT,
+        {
+            "count_given": {"mean": lambda x, y, n: divergences(x, y).mean()},
+            "ignored": {
+                "prompts too": lambda x, y, n: divided(divergences(x, y, masked=False), next_tokens(y["labels"], n))
+            },
+        },
+    ),
     (
         registry.COMPLETIONS,
         {
-            "reads": [partial(preferred, shift=0)],
-            "ignored": [partial(preferred, masked=False)],
-            "count_given": [mean_preference],
-            "additive": [empty_completions_too],
-            "count_none": [preferred_by_tokens],
+            "reads": {"unshifted": partial(preferred, shift=0)},
+            "ignored": {"unmasked": partial(preferred, masked=False)},
+            "count_given": {"mean": lambda x, y, n: -F.logsigmoid(0.1 * margins(x, y)[0]).mean()},
+            "additive": {"empty completions too": empty_completions_too},
+            "count_none": {"by tokens": lambda x, y, n: preferred(x, y, next_tokens(y["labels"], n))},
         },
     ),
-    (REWARDS, {"ignored": [mean_rank, neighbors_ranked]}),
+    (
+        REWARDS,
+        {
+            "ignored": {
+                "mean": lambda x, y, n: ranked(x, torch.zeros_like(y)),
+                "neighbors ranked": neighbors_ranked,
+            }
+        },
+    ),
 ]
-BROKEN = [(loss, rule, options) for options, rules in _BROKEN for rule, losses in rules.items() for loss in losses]
+BROKEN = [
+    (as_loss(loss, name), rule, options)
+    for options, rules in _BROKEN
+    for rule, losses in rules.items()
+    for name, loss in losses.items()
+]

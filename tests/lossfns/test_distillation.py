@@ -88,10 +88,8 @@ def test_values_match_scipy(divergence, formula, temperature, shift):
 
 @EVERY
 @pytest.mark.parametrize("labels", [dense(), top(TEACHER, 3)], ids=["dense", "top"])
-@pytest.mark.parametrize(
-    "term", [teacher_divergence, weighted_sum((0.3, cross_entropy), (0.7, teacher_divergence))], ids=str
-)
-def test_gradcheck(divergence, formula, labels, term):
+def test_gradcheck(divergence, formula, labels):
+    term = weighted_sum((0.3, cross_entropy), (0.7, teacher_divergence))
     loss = partial(distillation_loss, labels=labels, divergence=divergence, temperature=2.0, term=term)
     assert torch.autograd.gradcheck(lambda logits: loss(logits * 1), STUDENT.clone().requires_grad_())
 
@@ -211,13 +209,6 @@ def test_tokens_without_a_label_are_never_read():
 
 
 @EVERY
-def test_inference_mode(divergence, formula):
-    with torch.inference_mode():
-        total, items = by_formula(formula, STUDENT, TEACHER)
-        assert distillation_loss(STUDENT * 1, dense(), divergence=divergence).item() == pytest.approx(total / items)
-
-
-@EVERY
 @pytest.mark.parametrize("more", [-2, 3])
 def test_vocabularies_of_other_widths_are_cut_to_the_common_classes(divergence, formula, more):
     teacher = normal(2, 5, V + more, seed=2)
@@ -269,29 +260,18 @@ REFUSED = {
     "no log-probs": ({"labels": LABELS, "teacher_ids": LABELS[..., None]}, {}, "need 'teacher_log_probs'"),
     "bool ids": (top(TEACHER, 2) | {"teacher_ids": torch.ones(2, 5, 2).bool()}, {}, "must be integers.*got torch.bool"),
     "shorter": (dense(TEACHER[:, 3:]), {}, r"teacher_logits must have shape.*got \(2, 2, 7\)"),
-    "other rows": (dense(TEACHER[:1]), {}, r"teacher_logits must have shape.*got \(1, 5, 7\)"),
     "ids out of range": (top(TEACHER, 2) | {"teacher_ids": torch.full((2, 5, 2), V)}, {}, r"in \[0, 7\).*got 7 to 7"),
-    "negative ids": (top(TEACHER, 2) | {"teacher_ids": torch.full((2, 5, 2), -1)}, {}, "got -1 to -1"),
-    "an id twice": (
-        {"labels": LABELS, "teacher_ids": torch.ones_like(LABELS)[..., None].repeat(1, 1, 2)}
-        | {"teacher_log_probs": torch.full((2, 5, 2), 0.3).log()},
-        {},
-        "got a class twice",
-    ),
+    "an id twice": (top(TEACHER, 2) | {"teacher_ids": torch.ones(2, 5, 2).long()}, {}, "got a class twice"),
     "no id": (top(TEACHER, 0), {}, r"teacher_ids must have shape.*classes or k\).*got \(2, 5, 0\)"),
-    "no class": (dense(TEACHER[..., :0]), {}, r"teacher_logits must have shape.*classes or k\).*got \(2, 5, 0\)"),
     "probabilities": (
         top(TEACHER, 2) | {"teacher_log_probs": torch.full((2, 5, 2), 0.4)},
         {},
         "must be log-probabilities over all classes",
     ),
-    "positive": (top(TEACHER, 2) | {"teacher_log_probs": torch.full((2, 5, 2), 0.5)}, {}, "sum to 3.29744 for a"),
     "no number": (top(TEACHER, 2) | {"teacher_log_probs": torch.full((2, 5, 2), torch.nan)}, {}, "sum to nan"),
     "ids as logits": (dense(LABELS[..., None]), {}, "expected logits"),
     "another unit": (dense() | {"sequence_ids": LABELS}, {}, "the Trainer counts sequences"),
     "cold": (dense(), {"temperature": 0.0}, "temperature must be positive and finite, got 0.0"),
-    "below zero": (dense(), {"temperature": -1.0}, "temperature must be positive and finite, got -1.0"),
-    "hot": (dense(), {"temperature": torch.inf}, "temperature must be positive and finite, got inf"),
     "no temperature": (dense(), {"temperature": torch.nan}, "temperature must be positive and finite, got nan"),
     "beta": (dense(), {"divergence": partial(jensen_shannon, beta=1.5)}, "beta must be between 0 and 1, got 1.5"),
     "nothing to read": ({"labels": LABELS}, {"teacher": torch.nn.Identity()}, "no inputs for the teacher"),

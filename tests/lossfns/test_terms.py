@@ -166,13 +166,10 @@ def test_broken_term_differs_from_the_formula(name, broken):
     assert loss_of(logits, broken).item() != pytest.approx(by_formula(FORMULAS[name][1], logits), rel=1e-3)
 
 
-@pytest.mark.parametrize("masked", [False, True], ids=["finite", "-inf neighbors"])
 @pytest.mark.parametrize("name", [name for name in FORMULAS if name not in DETACHED])
-def test_gradcheck(name, masked):
-    """In one pass, as in every loss: the derivative of the term on a chunk, then that of the statistics."""
+def test_gradcheck_beside_a_logit_of_minus_infinity(name):
     logits = normal(2, 4, V)
-    if masked:
-        logits[..., 4] = -torch.inf
+    logits[..., 4] = -torch.inf
     labels = {"labels": LABELS, **EXTRAS}
     assert torch.autograd.gradcheck(
         lambda x: causal_lm_loss(x, labels, term=FORMULAS[name][0]), logits.requires_grad_()
@@ -197,12 +194,10 @@ def test_gradient_equals_autograd_of_the_whole_formula(name):
     ("term", "message"),
     [
         (partial(smoothed_cross_entropy, label_smoothing=1.1), r"label_smoothing must be in \[0, 1\], got 1.1"),
-        (partial(smoothed_cross_entropy, label_smoothing=-0.1), r"label_smoothing must be in \[0, 1\], got -0.1"),
         (partial(focal, gamma=-1.0), "gamma must be >= 0, got -1.0"),
         (partial(poly1, epsilon=-1.5), "epsilon must be >= -1, got -1.5"),
         (partial(eaft, alpha=-1.0), "alpha must be >= 0, got -1.0"),
         (partial(eaft, scale=0.0), "scale must be positive, got 0.0"),
-        (partial(policy_gradient, clip_range=0.0), r"clip_range must be in \(0, 1\), got 0.0"),
         (partial(policy_gradient, clip_range=1.0), r"clip_range must be in \(0, 1\), got 1.0"),
     ],
 )
@@ -211,17 +206,11 @@ def test_options_out_of_range(term, message):
         loss_of(normal(2, 4, V), term)
 
 
-@pytest.mark.parametrize("name", ["dft", "eaft", "confidence penalty", "unlikelihood", "policy"])
-def test_loss_and_gradients_from_hidden_states(name):
-    """The same values as from logits."""
+@pytest.mark.parametrize("name", ["eaft", "confidence penalty", "unlikelihood", "policy"])
+def test_hidden_states_give_the_loss_and_gradients_of_logits(name):
     batch = tiny.pad(tiny.lm_rows(4))
     labels = batch.pop("labels")
-    generator = torch.Generator().manual_seed(0)
-    extras = {
-        "negative": torch.rand(labels.shape, generator=generator) < 0.3,
-        "old_log_prob": -4 * torch.rand(labels.shape, generator=generator, dtype=torch.float64),
-        "advantages": torch.randn(len(labels), generator=generator, dtype=torch.float64),
-    }
+    extras = {"negative": labels % 3 == 0, "old_log_prob": -(labels % 5).double(), "advantages": normal(len(labels))}
     found = []
     for with_source in (False, True):
         model = tiny.model("llama")
@@ -233,11 +222,7 @@ def test_loss_and_gradients_from_hidden_states(name):
         torch.testing.assert_close(hidden, logits, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("term", "weight"),
-    [(dft, lambda p, entropy: p), (eaft, lambda p, entropy: entropy / math.log(20))],
-    ids=["dft", "eaft"],
-)
+@pytest.mark.parametrize(("term", "weight"), [(dft, lambda p, h: p), (eaft, lambda p, h: h / math.log(20))])
 def test_no_gradient_through_the_weight(term, weight):
     """The gradient is that of cross-entropy, p - onehot, times the weight, which no difference quotient would find."""
     logits = normal(2, 4, V).requires_grad_()
@@ -321,12 +306,10 @@ def test_plain_formula_is_nan_for_an_impossible_label(formula, term):
 
 
 def test_eaft_ignores_a_label_against_a_certain_prediction():
-    logits = torch.full((1, 1, V), -torch.inf)
-    logits[0, 0, 2] = 0.0
-    loss = masked_lm_loss(logits.requires_grad_(), torch.tensor([[3]]), term=eaft)
-    loss.backward()
+    logits = torch.full((1, V), -torch.inf).index_fill(1, torch.tensor(2), 0.0).requires_grad_()
+    loss = masked_lm_loss(logits, torch.tensor([3]), term=eaft)
     assert loss.item() == 0
-    assert not logits.grad.any()
+    assert not torch.autograd.grad(loss, logits)[0].any()
 
 
 def careless_focal(log_prob, *, gamma=2.0):
@@ -424,15 +407,10 @@ def test_only_the_statistics_that_a_term_takes_are_computed(monkeypatch):
         asked.clear()
 
 
-WEIGHT_DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool]
-
-
-@pytest.mark.parametrize(
-    "weights",
-    [*(WEIGHTS.to(dtype) for dtype in WEIGHT_DTYPES), torch.tensor([2.0, 0.5])],
-    ids=[*map(str, WEIGHT_DTYPES), "one per sample"],
-)
-def test_token_weights(weights):
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool])
+@pytest.mark.parametrize("weights", [WEIGHTS, torch.tensor([2.0, 0.5])], ids=["per label", "per sample"])
+def test_token_weights(weights, dtype):
+    weights = weights.to(dtype)
     extras = {"token_weights": weights}
     found = loss_of(normal(2, 4, V), token_weighted(cross_entropy), extras)
     per_token = weights.double() if weights.ndim == 2 else weights[:, None].expand(2, 4)
@@ -445,13 +423,11 @@ def test_token_weights(weights):
 @pytest.mark.parametrize(
     "weights",
     [
-        [0, 1, 2, 3, 4, 5, 6],
+        [*range(7)],
         tuple(range(7)),
         np.arange(7),
         np.arange(7, dtype=np.float32),
-        torch.arange(7),
         torch.arange(7.0, dtype=torch.bfloat16),
-        torch.arange(7.0, dtype=torch.float16),
         torch.arange(7.0, requires_grad=True),
     ],
     ids=lambda weights: f"{type(weights).__name__} {getattr(weights, 'dtype', '')}",
@@ -502,13 +478,8 @@ NESTED = weighted_sum(
 
 
 def test_combination_takes_the_tensors_of_its_parts():
-    assert list(inspect.signature(NESTED).parameters) == [
-        "log_prob",
-        "log_normalizer",
-        "mean_logit",
-        "labels",
-        "token_weights",
-    ]
+    names = ["log_prob", "log_normalizer", "mean_logit", "labels", "token_weights"]
+    assert list(inspect.signature(NESTED).parameters) == names
     assert NESTED.classes == V
 
 
