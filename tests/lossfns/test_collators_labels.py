@@ -52,17 +52,10 @@ def test_decoder_inputs_with_labels_in_a_dict(wrap):
 
 
 def mbart():
-    config = transformers.MBartConfig(
-        vocab_size=16,
-        d_model=8,
-        encoder_layers=1,
-        decoder_layers=1,
-        encoder_attention_heads=2,
-        decoder_attention_heads=2,
-        encoder_ffn_dim=8,
-        decoder_ffn_dim=8,
-        decoder_start_token_id=2,
-    )
+    sizes = {
+        f"{part}_{size}": 2 for part in ("encoder", "decoder") for size in ("layers", "attention_heads", "ffn_dim")
+    }
+    config = transformers.MBartConfig(vocab_size=16, d_model=8, decoder_start_token_id=2, **sizes)
     return transformers.MBartForConditionalGeneration(config)
 
 
