@@ -1,4 +1,7 @@
-"""Recorders and reference losses of the contract tests; nothing here comes from the packages that rely on them."""
+"""Recorders and reference losses of the contract tests; nothing here comes from the packages that rely on them.
+
+The docstring of each contract test says why this project relies on the fact.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

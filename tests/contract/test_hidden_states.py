@@ -1,7 +1,4 @@
-"""What the hidden-state source builds on: the hidden states, the head and `logits_to_keep` (items 14 to 17).
-
-Each docstring says why this project relies on the fact.
-"""
+"""What the hidden-state source builds on: the hidden states, the head and `logits_to_keep` (items 14 to 17)."""
 
 import inspect
 from functools import partial

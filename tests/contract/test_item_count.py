@@ -1,7 +1,4 @@
-"""What `num_items_in_batch` counts and the forms it comes in (items 3 to 6).
-
-Each docstring says why this project relies on the fact.
-"""
+"""What `num_items_in_batch` counts and the forms it comes in (items 3 to 6)."""
 
 import sys
 from functools import partial

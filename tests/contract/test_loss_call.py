@@ -1,7 +1,4 @@
-"""How `compute_loss_func` is called and what happens to the tensor it returns (items 0 to 2 and 7 to 13).
-
-Each docstring says why this project relies on the fact.
-"""
+"""How `compute_loss_func` is called and what happens to the tensor it returns (items 0 to 2 and 7 to 13)."""
 
 import os
 

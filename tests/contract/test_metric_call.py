@@ -1,7 +1,4 @@
-"""How `compute_metrics` is called and what becomes of the numbers it returns (items 23 to 26).
-
-Each docstring says why this project relies on the fact.
-"""
+"""How `compute_metrics` is called and what becomes of the numbers it returns (items 23 to 26)."""
 
 import numpy as np
 import pytest

@@ -1,6 +1,6 @@
 """What two gloo ranks do to losses and reducers (items 10, 14, 20, 21 and 27).
 
-One run of `facts` under torchrun feeds every test. Each docstring says why this project relies on the fact.
+One run of `facts` under torchrun feeds every test.
 """
 
 from functools import partial
@@ -138,10 +138,7 @@ def ranks():
     return tiny.run_distributed(facts)
 
 
-@pytest.mark.parametrize(
-    ("case", "scale"),
-    [("sum, 1 step", 1), ("sum, 2 steps", 1), ("mean, 1 step", 2), ("mean, 2 steps", 4), ("mean, not averaged", 1)],
-)
+@pytest.mark.parametrize(("case", "scale"), zip(GRADIENTS, [1, 1, 2, 4, 1], strict=True))
 def test_10_only_a_sum_over_the_count_is_invariant(ranks, case, scale):
     """The Trainer multiplies by the ranks and DDP averages: ours never touches the world size."""
     for rank in ranks:

@@ -1,7 +1,4 @@
-"""Ways of the Trainer that users meet beside the three hooks (items 27 and 28).
-
-Each docstring says why this project relies on the fact.
-"""
+"""Ways of the Trainer that users meet beside the three hooks (items 27 and 28)."""
 
 import pytest
 import torch

@@ -168,73 +168,55 @@ def as_loss(function, name):
     return loss
 
 
-# rule: {the defect that breaks it first: a function of the outputs x, the labels y and the count n}
-DEFECTS: dict[str, dict[str, Any]] = {
-    "returns": {
-        "per token": lambda x, y, n: costs(x, y) / n if n else costs(x, y),
-        "of one element": lambda x, y, n: right(x, y, n)[None],
-        "detached": lambda x, y, n: right(x, y, n).detach(),
-        "a Python number": lambda x, y, n: right(x, y, n).item(),
-        "a new leaf": lambda x, y, n: right(x, y, n).detach().requires_grad_() * 1,
-    },
-    "stateless": {"running average": running_average},
-    "inputs": {
-        "writes to labels": writes_to_labels,
-        "writes to logits": writes_to_logits,
-        "clamps the count": lambda x, y, n: right(x, y, n.clamp_(min=1) if torch.is_tensor(n) else n),
-    },
-    "in_place": {
-        "ends in sqrt": lambda x, y, n: right(x, y, n).square().sqrt(),
-        "ends in exp": lambda x, y, n: right(x, y, n).clamp(min=1e-30).log().exp(),
-    },
-    "every_label": {"ignores the padding id": lambda x, y, n: right(x, y.masked_fill(y == 0, IGNORED), n)},
-    "ignored": {"smooths ignored rows": smooths_ignored_rows},
-    "selects": {"masks by multiplication": masks_by_multiplication},
-    "reads": {
-        "double shift": lambda x, y, n: divided(costs(x, y, shift=2), n),
-        "shifts backwards": lambda x, y, n: divided(cross_entropy(*scored(x.logits[:, 1:], y[:, :-1])), n),
-        "shifts after flattening": lambda x, y, n: divided(
-            cross_entropy(*scored(x.logits.flatten(0, 1)[:-1], y.flatten()[1:])), n
-        ),
-    },
-    "padding": {"counts padding": lambda x, y, n: divided(costs(x, y), y[:, 1:].numel() if n is None else n)},
-    "additive": {"mean of rows": mean_of_rows, "focal after the mean": focal_after_the_mean},
-    "permutation": {"favours the first row": favours_the_first_row},
-    "count_none": {
-        "counts unshifted labels": lambda x, y, n: divided(costs(x, y), (y != IGNORED).sum() if n is None else n),
-        "sum without a count": lambda x, y, n: costs(x, y).sum() / (1 if n is None else torch.as_tensor(n).sum()),
-    },
-    "count_given": {
-        "total": lambda x, y, n: costs(x, y).sum(),
-        "count in half precision": lambda x, y, n: costs(x, y).sum() / items(costs(x, y), n).half(),
-    },
-    "count_forms": {"needs a whole number": needs_a_whole_number},
-    "data_parallel": {
-        "first count of all": lambda x, y, n: right(x, y, None if n is None else torch.as_tensor(n).flatten()[0]),
-        "divides the counts": divides_the_counts,
-    },
-    "accumulation": {"right for four rows only": lambda x, y, n: right(x, y, n) * (len(y) / 4)},
-    "processes": {
-        "times the world size": times_the_world_size,
-        "times the environment": lambda x, y, n: right(x, y, n) * int(os.environ.get("WORLD_SIZE", "1")),
-    },
-    "all_ignored": {
-        "zero without a graph": unless_empty(torch.tensor(0.0)),
-        "zero without a graph to the logits": unless_empty(torch.zeros((), requires_grad=True) * 1),
-        "NaN if empty": lambda x, y, n: (
-            costs(x, y).sum() / (len(costs(x, y)) if n is None else torch.as_tensor(n).sum())
-        ),
-    },
-    "dtypes": {
-        "in half precision": lambda x, y, n: divided(cross_entropy(*pairs(x, y)), n),
-        "count of the dtype of the logits": lambda x, y, n: (
-            costs(x, y).sum() / items(costs(x, y), n).to(x.logits.dtype)
-        ),
-    },
-    "extremes": {"log of softmax": log_of_softmax, "minus the maximum of the batch": minus_the_maximum_of_the_batch},
-    "gradient": {"stops half the gradient": lambda x, y, n: divided(0.5 * costs(x, y) + 0.5 * costs(x, y).detach(), n)},
-    "picklable": {"unpicklable": right},
-}
+# (rule, the defect that breaks it first, a function of the outputs x, the labels y and the count n)
+DEFECTS: list[tuple[str, str, Any]] = [
+    ("returns", "per token", lambda x, y, n: costs(x, y) / n if n else costs(x, y)),
+    ("returns", "of one element", lambda x, y, n: right(x, y, n)[None]),
+    ("returns", "detached", lambda x, y, n: right(x, y, n).detach()),
+    ("returns", "a Python number", lambda x, y, n: right(x, y, n).item()),
+    ("returns", "a new leaf", lambda x, y, n: right(x, y, n).detach().requires_grad_() * 1),
+    ("stateless", "running average", running_average),
+    ("inputs", "writes to labels", writes_to_labels),
+    ("inputs", "writes to logits", writes_to_logits),
+    ("inputs", "clamps the count", lambda x, y, n: right(x, y, n.clamp_(min=1) if torch.is_tensor(n) else n)),
+    ("in_place", "ends in sqrt", lambda x, y, n: right(x, y, n).square().sqrt()),
+    ("in_place", "ends in exp", lambda x, y, n: right(x, y, n).clamp(min=1e-30).log().exp()),
+    ("every_label", "ignores the padding id", lambda x, y, n: right(x, y.masked_fill(y == 0, IGNORED), n)),
+    ("ignored", "smooths ignored rows", smooths_ignored_rows),
+    ("selects", "masks by multiplication", masks_by_multiplication),
+    ("reads", "double shift", lambda x, y, n: divided(costs(x, y, shift=2), n)),
+    ("reads", "shifts backwards", lambda x, y, n: divided(cross_entropy(*scored(x.logits[:, 1:], y[:, :-1])), n)),
+    ("reads", "shifts after flattening", lambda x, y,
+     n: divided(cross_entropy(*scored(x.logits.flatten(0, 1)[:-1], y.flatten()[1:])), n)),
+    ("padding", "counts padding", lambda x, y, n: divided(costs(x, y), y[:, 1:].numel() if n is None else n)),
+    ("additive", "mean of rows", mean_of_rows),
+    ("additive", "focal after the mean", focal_after_the_mean),
+    ("permutation", "favours the first row", favours_the_first_row),
+    ("count_none", "counts unshifted labels", lambda x, y,
+     n: divided(costs(x, y), (y != IGNORED).sum() if n is None else n)),
+    ("count_none", "sum without a count", lambda x, y,
+     n: costs(x, y).sum() / (1 if n is None else torch.as_tensor(n).sum())),
+    ("count_given", "total", lambda x, y, n: costs(x, y).sum()),
+    ("count_given", "count in half precision", lambda x, y, n: costs(x, y).sum() / items(costs(x, y), n).half()),
+    ("count_forms", "needs a whole number", needs_a_whole_number),
+    ("data_parallel", "first count of all", lambda x, y,
+     n: right(x, y, None if n is None else torch.as_tensor(n).flatten()[0])),
+    ("data_parallel", "divides the counts", divides_the_counts),
+    ("accumulation", "right for four rows only", lambda x, y, n: right(x, y, n) * (len(y) / 4)),
+    ("processes", "times the world size", times_the_world_size),
+    ("processes", "times the environment", lambda x, y, n: right(x, y, n) * int(os.environ.get("WORLD_SIZE", "1"))),
+    ("all_ignored", "zero without a graph", unless_empty(torch.tensor(0.0))),
+    ("all_ignored", "zero without a graph to the logits", unless_empty(torch.zeros((), requires_grad=True) * 1)),
+    ("all_ignored", "NaN if empty", lambda x, y,
+     n: costs(x, y).sum() / (len(costs(x, y)) if n is None else torch.as_tensor(n).sum())),
+    ("dtypes", "in half precision", lambda x, y, n: divided(cross_entropy(*pairs(x, y)), n)),
+    ("dtypes", "count of the dtype of the logits", lambda x, y,
+     n: costs(x, y).sum() / items(costs(x, y), n).to(x.logits.dtype)),
+    ("extremes", "log of softmax", log_of_softmax),
+    ("extremes", "minus the maximum of the batch", minus_the_maximum_of_the_batch),
+    ("gradient", "stops half the gradient", lambda x, y, n: divided(0.5 * costs(x, y) + 0.5 * costs(x, y).detach(), n)),
+    ("picklable", "unpicklable", right),
+]  # fmt: skip
 
 
 def softmax_twice(outputs, labels, num_items_in_batch=None):
@@ -250,7 +232,7 @@ BROKEN: list[tuple[Any, str, dict[str, Any]]] = [
     (without_count, "signature", {}),
     (without_shift, "reads", {}),
     (mean, "count_given", {}),
-    *((as_loss(loss, name), rule, {}) for rule, losses in DEFECTS.items() for name, loss in losses.items()),
+    *((as_loss(loss, name), rule, {}) for rule, name, loss in DEFECTS),
     (as_loss(right, "shifts a masked model"), "reads", {"task": "masked_lm"}),
     (as_loss(broadcasts, "broadcasts"), "additive", {"task": "regression"}),
     (as_loss(only_rows_without_a_gap, "only rows without a gap"), "count_none", {"task": "multi_label"}),

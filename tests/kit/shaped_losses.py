@@ -226,108 +226,43 @@ RIGHT: list[tuple[Any, dict[str, Any]]] = [
     (preferred, registry.COMPLETIONS),
     (ranked, REWARDS),
 ]
-# (the task, {rule: {the defect that breaks it first: a function of the outputs x, the labels y and the count n}})
-_BROKEN: list[tuple[dict[str, Any], dict[str, dict[str, Any]]]] = [
-    (
-        registry.IMAGES,
-        {
-            "count_given": {"averaged pixels": averaged_pixels},
-            "padding": {
-                "all pixels counted": lambda x, y, n: pixels(x, y, y.numel() if n is None else n),
-                "averaged images": averaged_images,
-            },
-            "reads": {"pixels from above": lambda x, y, n: pixels({"logits": x["logits"].roll(1, -2)}, y, n)},
-            "ignored": {"pixels from the left": lambda x, y, n: pixels({"logits": x["logits"].roll(1, -1)}, y, n)},
-        },
-    ),
-    (COARSE_IMAGES, {"selects": {"averaged pixels": averaged_pixels}}),
-    (
-        SPANS,
-        {
-            "count_given": {"mean of both ends": mean_of_both_ends},
-            "count_none": {
-                "missing ends counted": lambda x, y, n: both_ends(x, y, y.numel() if n is None else n),
-                "spans with a start": lambda x, y, n: both_ends(x, y.masked_fill(y[:, :1] == IGNORED, IGNORED), n),
-            },
-            "ignored": {"missing ends at 0": lambda x, y, n: both_ends(x, y.clamp(min=0), n)},
-        },
-    ),
-    (
-        FRAMES,
-        {
-            "count_given": {"mean": partial(paths, reduction="mean")},
-            "additive": {"mean of rows": partial(paths, reduction="rows")},
-        },
-    ),
-    (TARGETS, {"count_none": {"means of targets": means_of_targets}}),
-    (VARIANCES, {"count_given": {"mean of normals": lambda x, y, n: normal(x, y)}}),
-    (
-        SIMILARITIES,
-        {
-            "ignored": {
-                "mean of matches": lambda x, y, n: diagonal(up(x["logits_per_text"]), None),
-                "contrasted with ignored samples": contrasted_with_ignored_samples,
-            }
-        },
-    ),
-    (
-        VIEWS,
-        {
-            "ignored": {"mean of cosines": lambda x, y, n: cosines(x, torch.zeros_like(y))},
-            "selects": {"cosines masked afterwards": cosines_masked_afterwards},
-        },
-    ),
-    (EMBEDDINGS, {"count_given": {"mean of active triplets": lambda x, y, n: triplets(x, y, 2)}}),
-    (
-        TWO_HEADS,
-        {
-            "reads": {"the same shift twice": partial(heads, shifts=(1, 1))},
-            "count_none": {"each head by its count": each_head_by_its_count},
-        },
-    ),
-    (
-        ROUTED,
-        {
-            "count_given": {"undivided router loss": undivided_router_loss},
-            "additive": {
-                "router loss by rows": lambda x, y, n: (
-                    (ahead(x["logits"], y, 1) + 0.1 * len(y) * x["aux_loss"]) / next_tokens(y, n)
-                )
-            },
-        },
-    ),
-    (
-        registry.TAUGHT,
-        {
-            "count_given": {"mean": lambda x, y, n: divergences(x, y).mean()},
-            "ignored": {
-                "prompts too": lambda x, y, n: divided(divergences(x, y, masked=False), next_tokens(y["labels"], n))
-            },
-        },
-    ),
-    (
-        registry.COMPLETIONS,
-        {
-            "reads": {"unshifted": partial(preferred, shift=0)},
-            "ignored": {"unmasked": partial(preferred, masked=False)},
-            "count_given": {"mean": lambda x, y, n: -F.logsigmoid(0.1 * margins(x, y)[0]).mean()},
-            "additive": {"empty completions too": empty_completions_too},
-            "count_none": {"by tokens": lambda x, y, n: preferred(x, y, next_tokens(y["labels"], n))},
-        },
-    ),
-    (
-        REWARDS,
-        {
-            "ignored": {
-                "mean": lambda x, y, n: ranked(x, torch.zeros_like(y)),
-                "neighbors ranked": neighbors_ranked,
-            }
-        },
-    ),
-]
-BROKEN = [
-    (as_loss(loss, name), rule, options)
-    for options, rules in _BROKEN
-    for rule, losses in rules.items()
-    for name, loss in losses.items()
-]
+# (the task, the rule, the defect that breaks it first, a function of the outputs x, the labels y and the count n)
+_BROKEN: list[tuple[dict[str, Any], str, str, Any]] = [
+    (registry.IMAGES, "count_given", "averaged pixels", averaged_pixels),
+    (registry.IMAGES, "padding", "all pixels counted", lambda x, y, n: pixels(x, y, y.numel() if n is None else n)),
+    (registry.IMAGES, "padding", "averaged images", averaged_images),
+    (registry.IMAGES, "reads", "pixels from above", lambda x, y, n: pixels({"logits": x["logits"].roll(1, -2)}, y, n)),
+    (registry.IMAGES, "ignored", "pixels from the left", lambda x, y,
+     n: pixels({"logits": x["logits"].roll(1, -1)}, y, n)),
+    (COARSE_IMAGES, "selects", "averaged pixels", averaged_pixels),
+    (SPANS, "count_given", "mean of both ends", mean_of_both_ends),
+    (SPANS, "count_none", "missing ends counted", lambda x, y, n: both_ends(x, y, y.numel() if n is None else n)),
+    (SPANS, "count_none", "spans with a start", lambda x, y,
+     n: both_ends(x, y.masked_fill(y[:, :1] == IGNORED, IGNORED), n)),
+    (SPANS, "ignored", "missing ends at 0", lambda x, y, n: both_ends(x, y.clamp(min=0), n)),
+    (FRAMES, "count_given", "mean", partial(paths, reduction="mean")),
+    (FRAMES, "additive", "mean of rows", partial(paths, reduction="rows")),
+    (TARGETS, "count_none", "means of targets", means_of_targets),
+    (VARIANCES, "count_given", "mean of normals", lambda x, y, n: normal(x, y)),
+    (SIMILARITIES, "ignored", "mean of matches", lambda x, y, n: diagonal(up(x["logits_per_text"]), None)),
+    (SIMILARITIES, "ignored", "contrasted with ignored samples", contrasted_with_ignored_samples),
+    (VIEWS, "ignored", "mean of cosines", lambda x, y, n: cosines(x, torch.zeros_like(y))),
+    (VIEWS, "selects", "cosines masked afterwards", cosines_masked_afterwards),
+    (EMBEDDINGS, "count_given", "mean of active triplets", lambda x, y, n: triplets(x, y, 2)),
+    (TWO_HEADS, "reads", "the same shift twice", partial(heads, shifts=(1, 1))),
+    (TWO_HEADS, "count_none", "each head by its count", each_head_by_its_count),
+    (ROUTED, "count_given", "undivided router loss", undivided_router_loss),
+    (ROUTED, "additive", "router loss by rows", lambda x, y,
+     n: (ahead(x["logits"], y, 1) + 0.1 * len(y) * x["aux_loss"]) / next_tokens(y, n)),
+    (registry.TAUGHT, "count_given", "mean", lambda x, y, n: divergences(x, y).mean()),
+    (registry.TAUGHT, "ignored", "prompts too", lambda x, y,
+     n: divided(divergences(x, y, masked=False), next_tokens(y["labels"], n))),
+    (registry.COMPLETIONS, "reads", "unshifted", partial(preferred, shift=0)),
+    (registry.COMPLETIONS, "ignored", "unmasked", partial(preferred, masked=False)),
+    (registry.COMPLETIONS, "count_given", "mean", lambda x, y, n: -F.logsigmoid(0.1 * margins(x, y)[0]).mean()),
+    (registry.COMPLETIONS, "additive", "empty completions too", empty_completions_too),
+    (registry.COMPLETIONS, "count_none", "by tokens", lambda x, y, n: preferred(x, y, next_tokens(y["labels"], n))),
+    (REWARDS, "ignored", "mean", lambda x, y, n: ranked(x, torch.zeros_like(y))),
+    (REWARDS, "ignored", "neighbors ranked", neighbors_ranked),
+]  # fmt: skip
+BROKEN = [(as_loss(loss, name), rule, options) for options, rule, name, loss in _BROKEN]

@@ -222,12 +222,10 @@ def test_importing_the_rules_does_not_import_torch():
     ("evaluation", "error", "message"),
     [
         ({"predictions": np.zeros(3), "labels": np.zeros(3)}, ValueError, r"at least four; got \[3\] rows"),
-        ({"predictions": np.zeros(5), "labels": np.zeros(4)}, ValueError, r"got \[4, 5\] rows"),
         ({"predictions": np.zeros(4), "labels": np.float64(1)}, TypeError, "got float64"),
-        ({"predictions": np.zeros(4), "labels": np.zeros(())}, ValueError, r"got \[0, 4\] rows"),
         ({"predictions": torch.zeros(4), "labels": None}, TypeError, "got NoneType, Tensor"),
     ],
-    ids=["three", "other numbers", "a number", "no dimension", "no arrays"],
+    ids=["three", "a number", "no arrays"],
 )
 def test_wrong_evaluations_are_rejected(evaluation, error, message):
     with pytest.raises(error, match=message):

@@ -6,7 +6,6 @@ from operator import itemgetter
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lossfns import batch_hard, clip_loss, info_nce_loss, semi_hard, triplet_loss
 from tests.lossfns.cases import N
@@ -46,30 +45,6 @@ def test_clip_loss_equals_the_formula(ids):
 def test_duplicates_as_negatives_would_increase_the_loss():
     """Broken: without masking, two samples that are the same repel each other."""
     assert clip_of(SIMILARITIES, IDS) < clip_of(SIMILARITIES, torch.where(IDS == N, IDS, torch.arange(6)))
-
-
-class MatrixOperations(TorchDispatchMode):
-    """Record the names of the operations that torch calls on matrices."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = set()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if args and getattr(args[0], "ndim", 0) == 2:
-            self.names.add(func.overloadpacket.__name__)
-        return func(*args, **kwargs or {})
-
-
-@pytest.mark.parametrize("loss", [clip_of, lambda x, ids=None: info_nce_loss((x, x), ids, select=lambda pair: pair)])
-def test_without_labels_nothing_is_selected_or_masked(loss):
-    copies = {"index", "masked_fill"}
-    with MatrixOperations() as calls:
-        loss(SIMILARITIES, torch.arange(6))
-    assert copies <= calls.names
-    with MatrixOperations() as calls:
-        loss(SIMILARITIES)
-    assert not copies & calls.names
 
 
 def test_equal_similarities_give_the_logarithm_of_the_batch_size():
@@ -158,17 +133,11 @@ def test_distances_of_near_embeddings_are_exact():
         (lambda: clip_loss({"logits": SIMILARITIES}), r"logits_per_text, got \['logits'\].*select="),
         (lambda: clip_of(SIMILARITIES[:4]), r"\(batch, batch\), got \(4, 6\)"),
         (lambda: clip_of(SIMILARITIES, IDS[:4]), r"one id per sample, of shape \(6,\), got \(4,\)"),
-        (lambda: info_nce_loss(EMBEDDINGS, select=SIDES, temperature=0.0), "temperature must be positive"),
-        (lambda: info_nce_loss(EMBEDDINGS, select=SIDES, temperature=torch.inf), "finite, got inf"),
         (lambda: info_nce_loss((normal(6, 4), normal(5, 4)), select=tuple), r"got \(6, 4\) and \(5, 4\)"),
-        (lambda: triplet_loss(POINTS, CLASSES, margin=0.0), "margin must be positive"),
         (lambda: triplet_loss({"logits": normal(9, 2, 3)}, CLASSES), r"embeddings must be \(batch, size\)"),
-        (lambda: triplet_loss(POINTS, CLASSES[:4]), "one id per sample"),
-        (lambda: triplet_loss(POINTS, None), "labels are None"),
         (lambda: triplet_loss(POINTS, {"labels": CLASSES, "age": CLASSES}), r"extra tensors \['age'\].*ignored"),
         (lambda: clip_of(SIMILARITIES, {"labels": IDS, "weights": IDS}), r"extra tensors \['weights'\]"),
         (lambda: info_nce_loss(EMBEDDINGS, {"labels": IDS, "b": IDS, "a": IDS}, select=SIDES), "'a', 'b'"),
-        (lambda: clip_of(SIMILARITIES, IDS.double()), "integer class ids"),
     ],
 )
 def test_invalid_input_is_refused(call, message):

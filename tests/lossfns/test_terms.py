@@ -105,10 +105,8 @@ FORMULAS = {
     "poly1": (partial(poly1, epsilon=2.0), lambda t: t.nll + 2.0 * (1 - t.p)),
     "z_loss": (z_loss, lambda t: t.log_normalizer**2),
     "user's": (penalized, lambda t: t.nll - 0.5 * t.entropy),
-    "sum": (
-        weighted_sum((1.0, cross_entropy), (0.25, z_loss), (2.0, partial(focal, gamma=1.0))),
-        lambda t: t.nll + 0.25 * t.log_normalizer**2 + 2.0 * (1 - t.p) * t.nll,
-    ),
+    "sum": (weighted_sum((1.0, cross_entropy), (0.25, z_loss), (2.0, partial(focal, gamma=1.0))),
+        lambda t: t.nll + 0.25 * t.log_normalizer**2 + 2.0 * (1 - t.p) * t.nll),
     "class weights": (class_weighted(cross_entropy, list(range(V))), lambda t: t.label * t.nll),
     "dft": (dft, lambda t: t.p * t.nll),
     "eaft": (eaft, lambda t: t.nll * t.entropy / math.log(20)),
@@ -119,7 +117,7 @@ FORMULAS = {
     "weighted unlikelihood": (token_weighted(unlikelihood), lambda t: t.extras["token_weights"] * t.unlikelihood()),
     "policy": (policy_gradient, lambda t: t.surrogate(0.2)),
     "policy 0.5": (partial(policy_gradient, clip_range=0.5), lambda t: t.surrogate(0.5)),
-}
+}  # fmt: skip
 DETACHED = {"dft", "eaft", "eaft squared"}  # their weights pass no gradient on, so that gradcheck does not apply
 
 
@@ -188,22 +186,6 @@ def test_gradient_equals_autograd_of_the_whole_formula(name):
         total = total + term(**{key: here[key][None] for key in parameters(term)}).sum()
     (expected,) = torch.autograd.grad(total / COUNT, logits)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-13)
-
-
-@pytest.mark.parametrize(
-    ("term", "message"),
-    [
-        (partial(smoothed_cross_entropy, label_smoothing=1.1), r"label_smoothing must be in \[0, 1\], got 1.1"),
-        (partial(focal, gamma=-1.0), "gamma must be >= 0, got -1.0"),
-        (partial(poly1, epsilon=-1.5), "epsilon must be >= -1, got -1.5"),
-        (partial(eaft, alpha=-1.0), "alpha must be >= 0, got -1.0"),
-        (partial(eaft, scale=0.0), "scale must be positive, got 0.0"),
-        (partial(policy_gradient, clip_range=1.0), r"clip_range must be in \(0, 1\), got 1.0"),
-    ],
-)
-def test_options_out_of_range(term, message):
-    with pytest.raises(ValueError, match=message):
-        loss_of(normal(2, 4, V), term)
 
 
 @pytest.mark.parametrize("name", ["eaft", "confidence penalty", "unlikelihood", "policy"])
@@ -450,19 +432,6 @@ def test_module_names_its_tensors_in_forward():
     assert found.item() == pytest.approx(2.0 + 0.5 * math.log(9))
 
 
-def test_torch_loss_module_is_not_a_term():
-    with pytest.raises(TypeError, match=r"CrossEntropyLoss\(\) asks for 'input'; known.* are .*log_prob"):
-        causal_lm_loss(torch.zeros(1, 2, 9), torch.tensor([[0, 1]]), term=torch.nn.CrossEntropyLoss())
-
-
-@pytest.mark.parametrize(
-    "weights", [[[1.0, 2.0]], 1.0, [1.0, -1.0], [1.0, math.nan], [math.inf, 1.0], {0: 1.0}, "ab", [[1.0], []]]
-)
-def test_invalid_class_weights_raise(weights):
-    with pytest.raises(ValueError, match=r"one finite number >= 0 .* class, .*\(C,\), got"):
-        class_weighted(cross_entropy, weights)
-
-
 def test_class_weights_for_another_number_of_classes_raise():
     three, seven = class_weighted(cross_entropy, [1.0] * 3), class_weighted(focal, [1.0] * 7)
     with pytest.raises(ValueError, match=r"weights for 3 classes.* 7"):
@@ -535,14 +504,6 @@ def test_learned_part_of_weight_zero_stays_in_the_graph():
         scale.grad = None
         masked_lm_loss(normal(2, 4, V), LABELS, term=weighted_sum((1.0, cross_entropy), (0.0, learned))).backward()
         assert scale.grad.item() == 0.0
-
-
-@pytest.mark.parametrize(
-    "parts", [(), (cross_entropy,), ((cross_entropy, 1.0),), ((1.0, "focal"),), ((1.0, cross_entropy, 2.0),)], ids=str
-)
-def test_invalid_parts_of_a_sum_raise(parts):
-    with pytest.raises(TypeError, match=r"pairs? \(weight, term\)|\(weight, term\) pair"):
-        weighted_sum(*parts)
 
 
 def test_extra_with_the_name_of_an_option_raises():
