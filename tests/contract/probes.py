@@ -1,4 +1,7 @@
-"""Recorders and reference losses of the contract tests; nothing here comes from the packages that rely on them."""
+"""Recorders and reference losses of the contract tests; nothing here comes from the packages that rely on them.
+
+The docstring of each contract test says why this project relies on the fact.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -28,9 +31,6 @@ def skip_unless_counted() -> None:
     """Leaves a test, or a module, out where labels in a dict are not counted, and our collators refuse to make them."""
     if not since("5.10"):
         pytest.skip("labels in a dict are counted from transformers 5.10 on", allow_module_level=True)
-
-
-# --- losses ----------------------------------------------------------------------------------------------------------
 
 
 def nll_sum(outputs: Any, labels: torch.Tensor) -> torch.Tensor:
@@ -69,9 +69,6 @@ def by_head(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any, *, head
     """`summed`, with the logits made by the head from the last hidden state."""
     assert outputs["logits"].shape[1] == 1
     return summed({"logits": head(outputs["hidden_states"][-1])}, labels, num_items_in_batch)
-
-
-# --- recorders -------------------------------------------------------------------------------------------------------
 
 
 class Call(NamedTuple):
@@ -134,9 +131,6 @@ def shapes(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: shapes(item) for name, item in value.items()}
     return [shapes(item) for item in value] if isinstance(value, list | tuple) else tuple(value.shape)
-
-
-# --- references ------------------------------------------------------------------------------------------------------
 
 
 def gradient(model: torch.nn.Module, loss: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,4 @@
-"""What the hidden-state source builds on: the hidden states, the head and `logits_to_keep` (items 14 to 17).
-
-Each docstring says why this project relies on the fact.
-"""
+"""What the hidden-state source builds on: the hidden states, the head and `logits_to_keep` (items 14 to 17)."""
 
 import inspect
 from functools import partial
@@ -49,9 +46,6 @@ def family(request):
         return request.param, model, batch, model(**batch, output_hidden_states=True)
 
 
-# --- 14, 15: the head ------------------------------------------------------------------------------------------------
-
-
 def test_15_head_of_the_last_hidden_state_is_the_logits(family):
     """Up to a soft-cap or a scale that stands in the config; without it the result is another distribution."""
     name, model, _, outputs = family
@@ -89,11 +83,8 @@ def test_14_a_hook_on_the_decoder_sees_the_input_of_the_head(family, find):
 
 @pytest.mark.parametrize(
     ("keep", "positions"),
-    [
-        pytest.param(1, slice(-1, None), id="1"),
-        pytest.param(torch.tensor([0, 3, 4]), [0, 3, 4], id="indices"),
-        pytest.param(torch.tensor([], dtype=torch.long), [], id="no index"),
-    ],
+    [(1, slice(-1, None)), (torch.tensor([0, 3, 4]), [0, 3, 4]), (torch.tensor([], dtype=torch.long), [])],
+    ids=["1", "indices", "no index"],
 )
 def test_14_logits_to_keep(family, keep, positions):
     """The model itself returns its true last logits, which no table of heads can replace as a check."""
@@ -110,23 +101,18 @@ def test_14_logits_to_keep_is_no_argument_of_every_model():
     assert "logits_to_keep" not in inspect.signature(tiny.model("bart").forward).parameters
 
 
-# --- 14: a loss without logits ---------------------------------------------------------------------------------------
+SETUPS = {
+    "untied": ({}, {}),
+    "tied": ({"tie_word_embeddings": True}, {}),
+    "checkpointing": ({}, {"gradient_checkpointing": True}),
+    "not reentrant": (
+        {}, {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
+    ),
+    "accumulation": ({}, {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("config", "arguments"),
-    [
-        pytest.param({}, {}, id="untied"),
-        pytest.param({"tie_word_embeddings": True}, {}, id="tied"),
-        pytest.param({}, {"gradient_checkpointing": True}, id="checkpointing"),
-        pytest.param(
-            {},
-            {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}},
-            id="checkpointing, not reentrant",
-        ),
-        pytest.param({}, {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}, id="accumulation"),
-    ],
-)
+@pytest.mark.parametrize(("config", "arguments"), SETUPS.values(), ids=SETUPS)
 def test_14_a_loss_over_the_head_is_the_loss_over_the_logits(config, arguments):
     """The gradient of every parameter is the same, so the logits need never exist."""
     expected = tiny.gradient_of(tiny.trainer(tiny.model("llama", **config), ROWS, summed, **arguments))
@@ -180,9 +166,6 @@ def test_14_hooks_work_with_an_iterable_dataset():
     assert spy.calls[0].outputs["logits"].shape[1] == 1
 
 
-# --- 16: supervised positions only -----------------------------------------------------------------------------------
-
-
 def four_of_twelve(rows):
     """Four supervised positions, the same in every row, and `logits_to_keep` for them alone."""
     ids = torch.stack([row["input_ids"].repeat(3)[:12] for row in rows])
@@ -217,25 +200,16 @@ def test_16_an_index_does_not_survive_data_parallel():
     assert shapes(spy.calls[0].outputs["logits"]) == (8, 2, tiny.VOCAB)
 
 
-# --- 17: hidden states in evaluation ---------------------------------------------------------------------------------
-
 KEYS = ["past_key_values", "cache", "hidden_states"]
 
 
-@pytest.mark.parametrize(
-    ("prepare", "ignore", "alone"),
-    [
-        pytest.param(lambda config: None, None, False, id="by default"),
-        pytest.param(lambda config: setattr(config, "keys_to_ignore_at_inference", KEYS), None, True, id="config"),
-        pytest.param(lambda config: None, KEYS, True, id="ignore_keys"),
-    ],
-)
-def test_17_hidden_states_reach_the_reducer(prepare, ignore, alone):
+@pytest.mark.parametrize("by", ["default", "config", "ignore_keys"])
+def test_17_hidden_states_reach_the_reducer(by):
     """All layers are gathered beside the logits unless the full list of keys is given: the source keeps none."""
     model, reducer = tiny.model("llama", output_hidden_states=True), ReducerSpy()
-    prepare(model.config)
-    tiny.trainer(model, None, anything, reducer=reducer, metric=MetricSpy(), eval_rows=ROWS).evaluate(
-        ignore_keys=ignore
-    )
+    if by == "config":
+        model.config.keys_to_ignore_at_inference = KEYS
+    trainer = tiny.trainer(model, None, anything, reducer=reducer, metric=MetricSpy(), eval_rows=ROWS)
+    trainer.evaluate(ignore_keys=KEYS if by == "ignore_keys" else None)
     logits, hidden = (8, 12, tiny.VOCAB), [(8, 12, tiny.HIDDEN)] * 3
-    assert shapes(reducer.calls[0][0]) == (logits if alone else [logits, hidden])
+    assert shapes(reducer.calls[0][0]) == ([logits, hidden] if by == "default" else logits)

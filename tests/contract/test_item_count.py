@@ -1,7 +1,4 @@
-"""What `num_items_in_batch` counts and the forms it comes in (items 3 to 6).
-
-Each docstring says why this project relies on the fact.
-"""
+"""What `num_items_in_batch` counts and the forms it comes in (items 3 to 6)."""
 
 import sys
 from functools import partial
@@ -69,25 +66,28 @@ def counts(model, rows, collator=tiny.pad):
     return spy.counts
 
 
-# --- 3: what is counted ----------------------------------------------------------------------------------------------
-
 CAUSAL = SHIFTED if since("5.10") else LABELS
 
 
-@pytest.mark.parametrize(
-    ("build", "expected"),
-    [
-        pytest.param(partial(tiny.model, "llama"), CAUSAL, id="LlamaForCausalLM"),
-        pytest.param(partial(tiny.model, "qwen2"), CAUSAL, id="Qwen2ForCausalLM"),
-        pytest.param(adapted, CAUSAL, id="PEFT over LlamaForCausalLM"),
-        pytest.param(Wrapped, LABELS, id="module over LlamaForCausalLM"),
-        pytest.param(partial(tiny.model, "gpt2"), LABELS, id="GPT2LMHeadModel"),
-        pytest.param(partial(other_decoder, "OpenAIGPTLMHeadModel", **GPT), LABELS, id="OpenAIGPTLMHeadModel"),
-        pytest.param(partial(other_decoder, "CTRLLMHeadModel", dff=32, **GPT), LABELS, id="CTRLLMHeadModel"),
-        pytest.param(partial(other_decoder, "BertLMHeadModel", is_decoder=True, **BERT), LABELS, id="BertLMHeadModel"),
-        pytest.param(partial(other_decoder, "BertGenerationDecoder", **BERT), LABELS, id="BertGenerationDecoder"),
-    ],
-)
+BUILDS = {
+    "LlamaForCausalLM": (partial(tiny.model, "llama"), CAUSAL),
+    "Qwen2ForCausalLM": (partial(tiny.model, "qwen2"), CAUSAL),
+    "PEFT over LlamaForCausalLM": (adapted, CAUSAL),
+    "module over LlamaForCausalLM": (Wrapped, LABELS),
+    "GPT2LMHeadModel": (partial(tiny.model, "gpt2"), LABELS),
+    **{
+        name: (partial(other_decoder, name, **config), LABELS)
+        for name, config in {
+            "OpenAIGPTLMHeadModel": GPT,
+            "CTRLLMHeadModel": GPT | {"dff": 32},
+            "BertLMHeadModel": BERT | {"is_decoder": True},
+            "BertGenerationDecoder": BERT,
+        }.items()
+    },
+}
+
+
+@pytest.mark.parametrize(("build", "expected"), BUILDS.values(), ids=BUILDS)
 def test_03_causal_models_are_counted_by_class_name(build, expected):
     """All of them shift, most are counted unshifted, so `mask_first_label` is offered instead of a correction."""
     assert counts(build(), ROWS) == [expected, expected]
@@ -129,14 +129,13 @@ def test_03_every_label_but_minus_100_is_an_item(name, rows, expected):
     assert counts(tiny.model(name, dtype=dtype), rows) == [expected, expected]
 
 
+HALF = sum((len(row["labels"]) + 1) // 2 for row in ROWS)
+
+
 @pytest.mark.parametrize(
     ("shift_labels", "expected"),
-    [
-        pytest.param(
-            lambda labels: labels[:, ::2], sum((len(row["labels"]) + 1) // 2 for row in ROWS), id="every second label"
-        ),
-        pytest.param(lambda labels: torch.ones(len(labels)), 8, id="one a row"),
-    ],
+    [(lambda labels: labels[:, ::2], HALF), (lambda labels: torch.ones(len(labels)), 8)],
+    ids=["every second label", "one a row"],
 )
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_03_shift_labels_are_counted_instead(name, shift_labels, expected):
@@ -149,9 +148,6 @@ def test_03_shift_labels_are_counted_instead(name, shift_labels, expected):
     if not since("5.10"):
         expected = LABELS
     assert counts(tiny.model(name), ROWS, collator) == [expected, expected]
-
-
-# --- 4: the forms it comes in ----------------------------------------------------------------------------------------
 
 
 def test_04_a_number_without_dimensions():
@@ -197,16 +193,8 @@ def test_04_data_parallel(average, count, loss, factor):
     batch = tiny.pad(ODD)
     value = mean(model(**batch), batch["labels"]).item()
     expected = factor * mean_gradient(model, ODD)
-    trainer = tiny.trainer(
-        model,
-        ODD,
-        spy,
-        eval_rows=ODD,
-        replicas=2,
-        per_device_train_batch_size=4,
-        per_device_eval_batch_size=4,
-        average_tokens_across_devices=average,
-    )
+    sizes = {"per_device_train_batch_size": 4, "per_device_eval_batch_size": 4}
+    trainer = tiny.trainer(model, ODD, spy, eval_rows=ODD, replicas=2, average_tokens_across_devices=average, **sizes)
     evaluated = trainer.evaluate()["eval_loss"]
     found = tiny.gradient_of(trainer)
     outputs, labels, counted = spy.calls[-1]
@@ -219,9 +207,6 @@ def test_04_data_parallel(average, count, loss, factor):
 def test_04_averaging_is_the_default():
     """With it the sum over the row of counts is exact, so nothing else is asked of the user."""
     assert tiny.arguments().average_tokens_across_devices is True
-
-
-# --- 5: no count, a smaller count ------------------------------------------------------------------------------------
 
 
 def in_a_list(rows):
@@ -256,9 +241,6 @@ def test_05_the_last_window_has_its_own_count():
     tiny.trainer(tiny.model("gpt2"), ROWS, spy, per_device_train_batch_size=2, gradient_accumulation_steps=3).train()
     local = [int((call.labels != tiny.IGNORED).sum()) for call in spy.calls]
     assert spy.counts == [sum(local[:3])] * 3 + [local[3]]
-
-
-# --- 6: labels in a dict ---------------------------------------------------------------------------------------------
 
 
 def with_weights(rows):

@@ -1,7 +1,4 @@
-"""How `compute_metrics` is called and what becomes of the numbers it returns (items 23 to 26).
-
-Each docstring says why this project relies on the fact.
-"""
+"""How `compute_metrics` is called and what becomes of the numbers it returns (items 23 to 26)."""
 
 import numpy as np
 import pytest
@@ -23,9 +20,6 @@ def trainer(metric, *, model=None, loss=anything, reducer=count, **arguments):
     """A Trainer that evaluates ROWS in batches of four."""
     settings = {"eval_rows": ROWS, "per_device_eval_batch_size": 4} | arguments
     return tiny.trainer(model or tiny.model("gpt2"), None, loss, reducer=reducer, metric=metric, **settings)
-
-
-# --- 23: the call ----------------------------------------------------------------------------------------------------
 
 
 def test_23_one_call_with_numpy_arrays():
@@ -133,9 +127,6 @@ def test_23_inputs_on_request(streaming):
     assert len(inputs["input_ids"] if streaming else inputs) == (4 if streaming else 10)
 
 
-# --- 24: eval_loss ---------------------------------------------------------------------------------------------------
-
-
 def batch_means(model, size):
     """The mean next-token loss of each batch of `size` rows, and the number of rows in it."""
     batches = [ROWS[start : start + size] for start in range(0, len(ROWS), size)]
@@ -161,9 +152,6 @@ def test_24_batches_that_are_not_finite():
     values = iter([torch.nan, 2.0, 5.0])
     found = trainer(None, model=model, loss=lambda *args, **kwargs: torch.tensor(next(values))).evaluate()["eval_loss"]
     assert found == pytest.approx((4 * 2 + 2 * 5) / 6 if since("5.23") else np.nan, nan_ok=True)
-
-
-# --- 25, 26: the result ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """What two gloo ranks do to losses and reducers (items 10, 14, 20, 21 and 27).
 
-One run of `facts` under torchrun feeds every test. Each docstring says why this project relies on the fact.
+One run of `facts` under torchrun feeds every test.
 """
 
 from functools import partial
@@ -28,9 +28,6 @@ pytestmark = pytest.mark.distributed
 ROWS = tiny.lm_rows(8)
 EVEN_ROWS = even_rows(8)
 EVAL_ROWS = sorted(tiny.lm_rows(9), key=lambda row: len(row["labels"]))
-
-
-# --- run on every rank -----------------------------------------------------------------------------------------------
 
 
 def facts() -> dict[str, Any]:
@@ -136,24 +133,12 @@ def generated_rows():
     return len(found.predictions)
 
 
-# --- tests -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def ranks():
     return tiny.run_distributed(facts)
 
 
-@pytest.mark.parametrize(
-    ("case", "scale"),
-    [
-        ("sum, 1 step", 1),
-        ("sum, 2 steps", 1),
-        ("mean, 1 step", 2),
-        ("mean, 2 steps", 4),
-        ("mean, not averaged", 1),
-    ],
-)
+@pytest.mark.parametrize(("case", "scale"), zip(GRADIENTS, [1, 1, 2, 4, 1], strict=True))
 def test_10_only_a_sum_over_the_count_is_invariant(ranks, case, scale):
     """The Trainer multiplies by the ranks and DDP averages: ours never touches the world size."""
     for rank in ranks:
@@ -176,8 +161,7 @@ LABELS = tiny.pad(EVAL_ROWS)["labels"]
 
 
 @pytest.mark.parametrize(
-    ("case", "expected"),
-    [("(B,)", count(None, LABELS)), ("(B, 2)", ends(None, LABELS)), ("(B, T)", LABELS)],
+    ("case", "expected"), [("(B,)", count(None, LABELS)), ("(B, 2)", ends(None, LABELS)), ("(B, T)", LABELS)]
 )
 def test_20_batch_first_outputs_are_exact(ranks, case, expected):
     """In the order of the rows, the copies that fill the last batch cut off: what per-sample sums rest on."""

@@ -1,7 +1,4 @@
-"""Ways of the Trainer that users meet beside the three hooks (items 27 and 28).
-
-Each docstring says why this project relies on the fact.
-"""
+"""Ways of the Trainer that users meet beside the three hooks (items 27 and 28)."""
 
 import pytest
 import torch
@@ -64,11 +61,7 @@ def test_28_model_init_makes_another_model():
         return made[-1]
 
     trainer = transformers.Trainer(
-        model_init=init,
-        args=tiny.arguments(),
-        train_dataset=ROWS,
-        data_collator=tiny.pad,
-        compute_loss_func=anything,
+        model_init=init, args=tiny.arguments(), train_dataset=ROWS, data_collator=tiny.pad, compute_loss_func=anything
     )
     first = trainer.model
     trainer.train()

@@ -18,13 +18,6 @@ def rows_one_by_one(outputs, labels, num_items_in_batch=None):
     return total / max(1.0, float(torch.as_tensor(count).sum()))
 
 
-def one_hot(outputs, labels, num_items_in_batch=None):
-    mask = labels[:, 1:] != IGNORED
-    log_probs = up(outputs.logits)[:, :-1][mask].log_softmax(-1)
-    targets = F.one_hot(labels[:, 1:][mask], log_probs.shape[-1])
-    return divided(-(targets * log_probs).sum(-1), num_items_in_batch)
-
-
 def gathered(outputs, labels, num_items_in_batch=None):
     labels = F.pad(labels, (0, 1), value=IGNORED)[:, 1:]
     mask = labels != IGNORED
@@ -33,13 +26,6 @@ def gathered(outputs, labels, num_items_in_batch=None):
     return divided(
         torch.where(mask, -found, 0.0), int(mask.sum()) if num_items_in_batch is None else num_items_in_batch
     )
-
-
-def kl_to_one_hot(outputs, labels, num_items_in_batch=None):
-    mask = labels[:, 1:] != IGNORED
-    log_probs = up(outputs.logits)[:, :-1][mask].log_softmax(-1)
-    targets = F.one_hot(labels[:, 1:][mask], log_probs.shape[-1]).to(log_probs.dtype)
-    return divided(F.kl_div(log_probs, targets, reduction="none").sum(-1), num_items_in_batch)
 
 
 def fused(outputs, labels, num_items_in_batch=None):
@@ -110,7 +96,7 @@ def hinge_in_float32(outputs, labels, num_items_in_batch=None):
 OTHERS = [
     (loss, {"task": task})
     for task, losses in {
-        "causal_lm": [rows_one_by_one, one_hot, gathered, kl_to_one_hot, fused, always_float32, Focal(), Module()],
+        "causal_lm": [rows_one_by_one, gathered, fused, always_float32, Focal(), Module()],
         "masked_lm": [masked],
         "seq2seq_lm": [masked],
         "token_classification": [masked],

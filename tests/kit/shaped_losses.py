@@ -7,9 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from . import registry, tasks
-from .broken_losses import IGNORED, divided, up
-
-# --- images ----------------------------------------------------------------------------------------------------------
+from .broken_losses import IGNORED, as_loss, divided, up
 
 
 def at_full_size(outputs, labels):
@@ -23,14 +21,6 @@ def pixels(outputs, labels, num_items_in_batch=None):
     return divided(F.cross_entropy(logits, labels[mask], reduction="none"), num_items_in_batch)
 
 
-def averaged_pixels(outputs, labels, num_items_in_batch=None):
-    return F.cross_entropy(at_full_size(outputs, labels), labels)
-
-
-def all_pixels_counted(outputs, labels, num_items_in_batch=None):
-    return pixels(outputs, labels, labels.numel() if num_items_in_batch is None else num_items_in_batch)
-
-
 def averaged_images(outputs, labels, num_items_in_batch=None):
     values = F.cross_entropy(up(outputs["logits"]), labels, reduction="none")
     scored = (labels != IGNORED).flatten(1).sum(1)
@@ -38,15 +28,8 @@ def averaged_images(outputs, labels, num_items_in_batch=None):
     return divided(values.flatten(1).mean(1) * scored, count)
 
 
-def pixels_from_above(outputs, labels, num_items_in_batch=None):
-    return pixels({"logits": outputs["logits"].roll(1, -2)}, labels, num_items_in_batch)
-
-
-def pixels_from_the_left(outputs, labels, num_items_in_batch=None):
-    return pixels({"logits": outputs["logits"].roll(1, -1)}, labels, num_items_in_batch)
-
-
-# --- spans -----------------------------------------------------------------------------------------------------------
+def averaged_pixels(outputs, labels, num_items_in_batch=None):
+    return F.cross_entropy(at_full_size(outputs, labels), labels)
 
 
 def both_ends(outputs, labels, num_items_in_batch=None):
@@ -59,21 +42,6 @@ def mean_of_both_ends(outputs, labels, num_items_in_batch=None):
     """The loss of the models in transformers."""
     ends = zip((outputs.start_logits, outputs.end_logits), labels.unbind(1), strict=True)
     return sum(F.cross_entropy(up(logits), places) for logits, places in ends) / 2
-
-
-def missing_ends_counted(outputs, labels, num_items_in_batch=None):
-    return both_ends(outputs, labels, labels.numel() if num_items_in_batch is None else num_items_in_batch)
-
-
-def missing_ends_at_0(outputs, labels, num_items_in_batch=None):
-    return both_ends(outputs, labels.clamp(min=0), num_items_in_batch)
-
-
-def spans_with_a_start(outputs, labels, num_items_in_batch=None):
-    return both_ends(outputs, labels.masked_fill(labels[:, :1] == IGNORED, IGNORED), num_items_in_batch)
-
-
-# --- frames ----------------------------------------------------------------------------------------------------------
 
 
 def paths(outputs, labels, num_items_in_batch=None, *, reduction="sum"):
@@ -91,9 +59,6 @@ def paths(outputs, labels, num_items_in_batch=None, *, reduction="sum"):
     if reduction == "rows":
         values = values / lengths[kept] * lengths.sum() / kept.sum()
     return divided(values, count)
-
-
-# --- several targets per sample --------------------------------------------------------------------------------------
 
 
 def squares(outputs, labels, num_items_in_batch=None):
@@ -115,14 +80,6 @@ def normal(outputs, labels, num_items_in_batch=None):
     return divided(values, num_items_in_batch)
 
 
-def mean_of_normals(outputs, labels, num_items_in_batch=None):
-    mean, log_variance = up(outputs.logits)[labels != IGNORED].unbind(1)
-    return F.gaussian_nll_loss(mean, labels[labels != IGNORED], log_variance.exp())
-
-
-# --- contrasts -------------------------------------------------------------------------------------------------------
-
-
 def diagonal(similarities, num_items_in_batch):
     targets = torch.arange(len(similarities))
     values = [F.cross_entropy(side, targets, reduction="none") for side in (similarities, similarities.T)]
@@ -134,10 +91,6 @@ def diagonal(similarities, num_items_in_batch):
 def matched(outputs, labels, num_items_in_batch=None):
     kept = labels != IGNORED
     return diagonal(up(outputs["logits_per_text"])[kept][:, kept], num_items_in_batch)
-
-
-def mean_of_matches(outputs, labels, num_items_in_batch=None):
-    return diagonal(up(outputs["logits_per_text"]), None)
 
 
 def contrasted_with_ignored_samples(outputs, labels, num_items_in_batch=None):
@@ -160,11 +113,6 @@ def cosines_masked_afterwards(outputs, labels, num_items_in_batch=None):
     return divided(F.cross_entropy(similarities, torch.arange(len(labels)), reduction="none")[kept], num_items_in_batch)
 
 
-def mean_of_cosines(outputs, labels, num_items_in_batch=None):
-    queries, keys = (F.normalize(up(outputs[side]), dim=-1) for side in ("queries", "keys"))
-    return F.cross_entropy(queries @ keys.T / 0.1, torch.arange(len(labels)))
-
-
 def triplets(outputs, labels, num_items_in_batch=None):
     kept = labels != IGNORED
     points, ids = up(outputs.logits)[kept], labels[kept]
@@ -175,13 +123,6 @@ def triplets(outputs, labels, num_items_in_batch=None):
         if same and others:
             costs.append(F.relu(0.2 + torch.stack(same).max() - torch.stack(others).min()))
     return divided(torch.stack(costs), kept.sum() if num_items_in_batch is None else num_items_in_batch)
-
-
-def mean_of_active_triplets(outputs, labels, num_items_in_batch=None):
-    return triplets(outputs, labels, 2)
-
-
-# --- causal models with further outputs ------------------------------------------------------------------------------
 
 
 def ahead(logits, labels, shift, reduction="sum"):
@@ -213,13 +154,7 @@ def balanced(outputs, labels, num_items_in_batch=None):
 
 def undivided_router_loss(outputs, labels, num_items_in_batch=None):
     """The loss of the models in transformers."""
-    own = ahead(outputs["logits"], labels, 1) / next_tokens(labels, num_items_in_batch)
-    return own + 0.1 * outputs["aux_loss"]
-
-
-def router_loss_by_rows(outputs, labels, num_items_in_batch=None):
-    total = ahead(outputs["logits"], labels, 1) + 0.1 * len(labels) * outputs["aux_loss"]
-    return total / next_tokens(labels, num_items_in_batch)
+    return ahead(outputs["logits"], labels, 1) / next_tokens(labels, num_items_in_batch) + 0.1 * outputs["aux_loss"]
 
 
 def divergences(outputs, labels, *, masked=True):
@@ -232,18 +167,6 @@ def divergences(outputs, labels, *, masked=True):
 
 def taught(outputs, labels, num_items_in_batch=None):
     return divided(divergences(outputs, labels), num_items_in_batch)
-
-
-def mean_divergence(outputs, labels, num_items_in_batch=None):
-    return divergences(outputs, labels).mean()
-
-
-def distilled_on_prompts_too(outputs, labels, num_items_in_batch=None):
-    values = divergences(outputs, labels, masked=False)
-    return divided(values, next_tokens(labels["labels"], num_items_in_batch))
-
-
-# --- pairs -----------------------------------------------------------------------------------------------------------
 
 
 def margins(outputs, labels, *, shift=1, masked=True):
@@ -262,19 +185,9 @@ def preferred(outputs, labels, num_items_in_batch=None, **options):
     return divided(-F.logsigmoid(0.1 * margin[counted]), num_items_in_batch)
 
 
-def mean_preference(outputs, labels, num_items_in_batch=None):
-    return -F.logsigmoid(0.1 * margins(outputs, labels)[0]).mean()
-
-
 def empty_completions_too(outputs, labels, num_items_in_batch=None):
     margin, counted = margins(outputs, labels)
-    count = counted.sum() if num_items_in_batch is None else num_items_in_batch
-    return divided(-F.logsigmoid(0.1 * margin), count)
-
-
-def preferred_by_tokens(outputs, labels, num_items_in_batch=None):
-    tokens = (labels["labels"][:, 1:] != IGNORED).sum()
-    return preferred(outputs, labels, tokens if num_items_in_batch is None else num_items_in_batch)
+    return divided(-F.logsigmoid(0.1 * margin), counted.sum() if num_items_in_batch is None else num_items_in_batch)
 
 
 def ranked(outputs, labels, num_items_in_batch=None):
@@ -282,18 +195,11 @@ def ranked(outputs, labels, num_items_in_batch=None):
     return divided(-F.logsigmoid(chosen - rejected), num_items_in_batch)
 
 
-def mean_rank(outputs, labels, num_items_in_batch=None):
-    chosen, rejected = up(outputs["logits"]).view(2, -1)
-    return -F.logsigmoid(chosen - rejected).mean()
-
-
 def neighbors_ranked(outputs, labels, num_items_in_batch=None):
     """As if chosen and rejected rows alternated."""
     chosen, rejected = up(outputs["logits"]).view(-1, 2)[labels != IGNORED].T
     return divided(-F.logsigmoid(chosen - rejected), num_items_in_batch)
 
-
-# --- tables ----------------------------------------------------------------------------------------------------------
 
 CONTRASTED = dict.fromkeys(("every_label", "additive", "accumulation"), "contrasts the samples of a call")
 COARSE_IMAGES = {"task": tasks.COARSE_IMAGES}
@@ -320,44 +226,43 @@ RIGHT: list[tuple[Any, dict[str, Any]]] = [
     (preferred, registry.COMPLETIONS),
     (ranked, REWARDS),
 ]
-_BROKEN: list[tuple[dict[str, Any], dict[str, list[Any]]]] = [
-    (
-        registry.IMAGES,
-        {
-            "count_given": [averaged_pixels],
-            "padding": [all_pixels_counted, averaged_images],
-            "reads": [pixels_from_above],
-            "ignored": [pixels_from_the_left],
-        },
-    ),
-    (COARSE_IMAGES, {"selects": [averaged_pixels]}),
-    (
-        SPANS,
-        {
-            "count_given": [mean_of_both_ends],
-            "count_none": [missing_ends_counted, spans_with_a_start],
-            "ignored": [missing_ends_at_0],
-        },
-    ),
-    (FRAMES, {"count_given": [partial(paths, reduction="mean")], "additive": [partial(paths, reduction="rows")]}),
-    (TARGETS, {"count_none": [means_of_targets]}),
-    (VARIANCES, {"count_given": [mean_of_normals]}),
-    (SIMILARITIES, {"ignored": [mean_of_matches, contrasted_with_ignored_samples]}),
-    (VIEWS, {"ignored": [mean_of_cosines], "selects": [cosines_masked_afterwards]}),
-    (EMBEDDINGS, {"count_given": [mean_of_active_triplets]}),
-    (TWO_HEADS, {"reads": [partial(heads, shifts=(1, 1))], "count_none": [each_head_by_its_count]}),
-    (ROUTED, {"count_given": [undivided_router_loss], "additive": [router_loss_by_rows]}),
-    (registry.TAUGHT, {"count_given": [mean_divergence], "ignored": [distilled_on_prompts_too]}),
-    (
-        registry.COMPLETIONS,
-        {
-            "reads": [partial(preferred, shift=0)],
-            "ignored": [partial(preferred, masked=False)],
-            "count_given": [mean_preference],
-            "additive": [empty_completions_too],
-            "count_none": [preferred_by_tokens],
-        },
-    ),
-    (REWARDS, {"ignored": [mean_rank, neighbors_ranked]}),
-]
-BROKEN = [(loss, rule, options) for options, rules in _BROKEN for rule, losses in rules.items() for loss in losses]
+# (the task, the rule, the defect that breaks it first, a function of the outputs x, the labels y and the count n)
+_BROKEN: list[tuple[dict[str, Any], str, str, Any]] = [
+    (registry.IMAGES, "count_given", "averaged pixels", averaged_pixels),
+    (registry.IMAGES, "padding", "all pixels counted", lambda x, y, n: pixels(x, y, y.numel() if n is None else n)),
+    (registry.IMAGES, "padding", "averaged images", averaged_images),
+    (registry.IMAGES, "reads", "pixels from above", lambda x, y, n: pixels({"logits": x["logits"].roll(1, -2)}, y, n)),
+    (registry.IMAGES, "ignored", "pixels from the left", lambda x, y,
+     n: pixels({"logits": x["logits"].roll(1, -1)}, y, n)),
+    (COARSE_IMAGES, "selects", "averaged pixels", averaged_pixels),
+    (SPANS, "count_given", "mean of both ends", mean_of_both_ends),
+    (SPANS, "count_none", "missing ends counted", lambda x, y, n: both_ends(x, y, y.numel() if n is None else n)),
+    (SPANS, "count_none", "spans with a start", lambda x, y,
+     n: both_ends(x, y.masked_fill(y[:, :1] == IGNORED, IGNORED), n)),
+    (SPANS, "ignored", "missing ends at 0", lambda x, y, n: both_ends(x, y.clamp(min=0), n)),
+    (FRAMES, "count_given", "mean", partial(paths, reduction="mean")),
+    (FRAMES, "additive", "mean of rows", partial(paths, reduction="rows")),
+    (TARGETS, "count_none", "means of targets", means_of_targets),
+    (VARIANCES, "count_given", "mean of normals", lambda x, y, n: normal(x, y)),
+    (SIMILARITIES, "ignored", "mean of matches", lambda x, y, n: diagonal(up(x["logits_per_text"]), None)),
+    (SIMILARITIES, "ignored", "contrasted with ignored samples", contrasted_with_ignored_samples),
+    (VIEWS, "ignored", "mean of cosines", lambda x, y, n: cosines(x, torch.zeros_like(y))),
+    (VIEWS, "selects", "cosines masked afterwards", cosines_masked_afterwards),
+    (EMBEDDINGS, "count_given", "mean of active triplets", lambda x, y, n: triplets(x, y, 2)),
+    (TWO_HEADS, "reads", "the same shift twice", partial(heads, shifts=(1, 1))),
+    (TWO_HEADS, "count_none", "each head by its count", each_head_by_its_count),
+    (ROUTED, "count_given", "undivided router loss", undivided_router_loss),
+    (ROUTED, "additive", "router loss by rows", lambda x, y,
+     n: (ahead(x["logits"], y, 1) + 0.1 * len(y) * x["aux_loss"]) / next_tokens(y, n)),
+    (registry.TAUGHT, "count_given", "mean", lambda x, y, n: divergences(x, y).mean()),
+    (registry.TAUGHT, "ignored", "prompts too", lambda x, y,
+     n: divided(divergences(x, y, masked=False), next_tokens(y["labels"], n))),
+    (registry.COMPLETIONS, "reads", "unshifted", partial(preferred, shift=0)),
+    (registry.COMPLETIONS, "ignored", "unmasked", partial(preferred, masked=False)),
+    (registry.COMPLETIONS, "count_given", "mean", lambda x, y, n: -F.logsigmoid(0.1 * margins(x, y)[0]).mean()),
+    (registry.COMPLETIONS, "additive", "empty completions too", empty_completions_too),
+    (registry.COMPLETIONS, "count_none", "by tokens", lambda x, y, n: preferred(x, y, next_tokens(y["labels"], n))),
+    (REWARDS, "ignored", "mean", lambda x, y, n: ranked(x, torch.zeros_like(y))),
+    (REWARDS, "ignored", "neighbors ranked", neighbors_ranked),
+]  # fmt: skip
+BROKEN = [(as_loss(loss, name), rule, options) for options, rule, name, loss in _BROKEN]

@@ -23,9 +23,6 @@ def choice(generator, classes, *shape, least=0):
     return torch.randint(least, classes, shape, generator=generator)
 
 
-# --- images, spans and frames ----------------------------------------------------------------------------------------
-
-
 def images(generator, classes):
     """Images of 8 x 2 pixels with gaps; channels are last here, and first in the output of the model."""
     scored = torch.stack([SCORED, SCORED.flip(1)], -1)
@@ -67,9 +64,6 @@ FRAME_COUNTS = {"input_lengths": lambda labels: torch.tensor([8, 7, 5, 6])[: len
 FRAMES = Task("frames", frames, values=lambda classes: range(1, classes))
 
 
-# --- several targets per sample --------------------------------------------------------------------------------------
-
-
 def targets(generator, classes):
     labels = normal(generator, 4, 3)
     labels[1, 2] = IGNORED
@@ -82,9 +76,6 @@ def means_and_variances(generator, classes):
 
 TARGETS = Task("targets", targets, values=TASKS["regression"].values)
 VARIANCES = Task("means and variances", means_and_variances, values=TASKS["regression"].values)
-
-
-# --- contrasts -------------------------------------------------------------------------------------------------------
 
 
 def two_views(generator, size):
@@ -110,9 +101,6 @@ VIEWS = Task("two views", two_views, output=lambda logits: {"queries": logits[:,
 SIMILARITIES = Task("similarities", similarities, output=among_each_other)
 EMBEDDINGS = Task("embeddings", embeddings)
 QUERIES_AND_KEYS = itemgetter("queries", "keys")
-
-
-# --- causal models with further outputs ------------------------------------------------------------------------------
 
 
 def two_heads(logits):
@@ -154,9 +142,6 @@ TEACHER_INPUTS = {"teacher_input_ids": lambda labels: labels.clamp(min=0)}
 
 TWO_HEADS = replace(TASKS["causal_lm"], name="two heads", output=two_heads)
 ROUTED = replace(TASKS["causal_lm"], name="a mixture of experts", output=routed)
-
-
-# --- pairs -----------------------------------------------------------------------------------------------------------
 
 
 def completions(generator, classes):

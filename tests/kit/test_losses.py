@@ -33,7 +33,6 @@ def test_a_defect_breaks_its_rule_first(loss, rule, options):
 def test_every_rule_has_a_planted_defect():
     rules = {rule.name for rule in loss_rules(reference=right, reweight=right)}
     assert rules - {rule for _, rule, _ in BROKEN} == set()
-    assert len(BROKEN) >= 25
 
 
 @pytest.mark.parametrize(("loss", "options"), OTHERS + shaped_losses.RIGHT, ids=named)
@@ -61,8 +60,6 @@ def test_every_label_tries_a_selection_of_many_labels_and_both_ends(ignored):
         rule(without_one)
     assert len(calls) < 100
 
-
-# --- the losses of transformers --------------------------------------------------------------------------------------
 
 WITH_COUNT = ["count_forms", "data_parallel", "all_ignored"]
 WITHOUT_COUNT = ["count_given", "accumulation", "all_ignored"]

@@ -78,9 +78,6 @@ def tagging(**changes):
     return tiny.trainer(tiny.model("bert_token"), **(rows | settings | changes))
 
 
-# --- correct setups --------------------------------------------------------------------------------------------------
-
-
 def with_hidden_states(**options):
     model = tiny.model("llama")
     source = hidden_states(model)
@@ -121,6 +118,15 @@ HITS = Metric(
     statistics=hits_and_rows, score=lambda sums: {"hits": sums["hits"] / sums["rows"]}, higher_is_better={"hits": True}
 )
 
+
+def returning(scores):
+    """Return a metric with these scores."""
+    return lambda prediction: scores
+
+
+PLAIN = returning({"score": 1.0})
+
+
 RIGHT = {
     "causal": causal,
     "accumulation": partial(causal, gradient_accumulation_steps=4),
@@ -131,9 +137,8 @@ RIGHT = {
     "several labels per sample": several_labels,
     "tagging": tagging,
     "seq2seq": seq2seq,
-    "experts": lambda: causal(
-        tiny.model("mixtral", output_router_logits=True), loss=with_aux_loss(causal_lm_loss, "aux_loss", 0.02)
-    ),
+    "experts": lambda: causal(tiny.model("mixtral", output_router_logits=True),
+        loss=with_aux_loss(causal_lm_loss, "aux_loss", 0.02)),
     "streaming": lambda: causal(metric=build(language_modeling(), num_samples=6), batch_eval_metrics=True),
     "best perplexity": lambda: causal(metric_for_best_model="perplexity", greater_is_better=False),
     "best loss": lambda: causal(metric_for_best_model="loss"),
@@ -144,33 +149,24 @@ RIGHT = {
     "a dict of labels": lambda: causal(collator=with_extras(WithWeights(), ["token_weights"], shift=1)),
     "intervals": lambda: causal(metric=bootstrap(language_modeling(), n=10)),
     "groups": lambda: classes(metric=by_group(classification(3), ["a", "b"] * 3), metric_for_best_model="accuracy"),
-    "one metric per set": lambda: causal(
-        eval_rows={"a": tiny.lm_rows(20), "b": ROWS},
-        metric=by_dataset(*(build(language_modeling(), num_samples=number) for number in (8, 20))),
-    ),
+    "one metric per set": lambda: causal(eval_rows={"a": tiny.lm_rows(20), "b": ROWS},
+        metric=by_dataset(*(build(language_modeling(), num_samples=number) for number in (8, 20)))),
     "grouped by length": lambda: causal(**tiny.GROUPED),
-    "a function, grouped by length": lambda: causal(metric=plain_metric, **tiny.GROUPED),
+    "a function, grouped by length": lambda: causal(metric=PLAIN, **tiny.GROUPED),
     "a metric that streams alone": lambda: causal(metric=last_step_metric, batch_eval_metrics=True),
-    "a metric of inputs and losses": lambda: causal(
-        metric=inputs_metric, include_for_metrics=["inputs", "loss"], per_device_eval_batch_size=3
-    ),
-    "generation": lambda: seq2seq(
-        reducer=None,
-        metric=plain_metric,
-        trainer_class=transformers.Seq2SeqTrainer,
-        arguments_class=transformers.Seq2SeqTrainingArguments,
-        predict_with_generate=True,
-    ),
+    "a metric of inputs and losses": lambda: causal(metric=inputs_metric, include_for_metrics=["inputs", "loss"],
+        per_device_eval_batch_size=3),
+    "generation": lambda: seq2seq(reducer=None, metric=PLAIN, trainer_class=transformers.Seq2SeqTrainer,
+        arguments_class=transformers.Seq2SeqTrainingArguments, predict_with_generate=True),
     "a metric that shifts": lambda: causal(reducer=ids_of_logits, metric=shifted_accuracy),
     "predicted ids": lambda: causal(reducer=partial(argmax, shift=1), metric=HITS),
-    "shifted by the collator": lambda: causal(
-        collator=labels_ahead, loss=partial(causal_lm_loss, shift=0), reducer=UNSHIFTED
-    ),
+    "shifted by the collator": lambda: causal(collator=labels_ahead, loss=partial(causal_lm_loss, shift=0),
+        reducer=UNSHIFTED),
     "supervised logits alone": lambda: causal(collator=keep_supervised_logits(tiny.pad)),
     "padded on the left": lambda: causal(collator=tiny.pad_left),
     "watched": attached,
     "an iterable set": lambda: causal(rows=Endless(), max_steps=1),
-}
+}  # fmt: skip
 
 
 class WithWeights:
@@ -193,19 +189,8 @@ def test_correct_setups_have_no_problems(name, capsys):
     assert capsys.readouterr().out.startswith("check_trainer: no problems\n")
 
 
-# --- mistakes --------------------------------------------------------------------------------------------------------
-
-
 def mean(outputs, labels, num_items_in_batch=None):
     return causal_lm_loss(outputs, labels)
-
-
-def one_element(outputs, labels, num_items_in_batch=None):
-    return causal_lm_loss(outputs, labels, num_items_in_batch)[None]
-
-
-def infinite(outputs, labels, num_items_in_batch=None):
-    return causal_lm_loss(outputs, labels, num_items_in_batch) * torch.inf
 
 
 def pad_labels_with_zero(rows):
@@ -237,30 +222,6 @@ def dict_of_labels(rows):
     return batch | {"labels": {"labels": batch["labels"]}}
 
 
-def flat_ids(logits, labels):
-    return logits.argmax(-1)[labels != -100]
-
-
-def hits(logits, labels):
-    return logits.argmax(-1) == labels
-
-
-def array_metric(prediction):
-    return {"per_class": np.zeros(3)}
-
-
-def loss_metric(prediction):
-    return {"loss": 1.0}
-
-
-def prefixed_metric(prediction):
-    return {"eval_score": 1.0}
-
-
-def plain_metric(prediction):
-    return {"score": 1.0}
-
-
 def last_step_metric(prediction, compute_result):
     return {"score": float(prediction.predictions["nll"].sum())} if compute_result else {}
 
@@ -276,43 +237,41 @@ class Long(list):
         return 100_000_000
 
 
-class PlainTuple(torch.nn.Module):
+class Wrapped(torch.nn.Module):
+    """A model whose outputs are those that `form` makes of the logits."""
+
     config = types.SimpleNamespace(keys_to_ignore_at_inference=[])
 
-    def __init__(self):
+    def __init__(self, form):
         super().__init__()
-        self.inner = tiny.model("llama")
+        self.inner, self.form = tiny.model("llama"), form
 
     def forward(self, input_ids, attention_mask=None, labels=None):
-        return (self.inner(input_ids=input_ids, attention_mask=attention_mask).logits, input_ids)
+        return self.form(self.inner(input_ids=input_ids, attention_mask=attention_mask).logits)
 
 
-class NoLogits(PlainTuple):
-    def forward(self, input_ids, attention_mask=None, labels=None):
-        return {"logits": None, "hidden": self.inner(input_ids=input_ids).logits}
-
-
-class WithCache(PlainTuple):
-    def forward(self, input_ids, attention_mask=None, labels=None):
-        logits = self.inner(input_ids=input_ids).logits
-        return {"logits": logits, "past_key_values": (torch.zeros(len(logits), 4),)}
-
-
-class Anything(PlainTuple):
+class WithoutLabelNames(Wrapped):
     def forward(self, **batch):
         batch.pop("labels", None)
         return self.inner(**batch)
 
 
-def source_of_another_model():
-    return partial(causal_lm_loss, source=hidden_states(tiny.model("llama")))
+def with_cache(logits):
+    return {"logits": logits, "past_key_values": (torch.zeros(len(logits), 4),)}
+
+
+def flat_ids(logits, labels):
+    return logits.argmax(-1)[labels != -100]
+
+
+def one_element(outputs, labels, num_items_in_batch=None):
+    return causal_lm_loss(outputs, labels, num_items_in_batch)[None]
 
 
 # name: (a function that makes the Trainer, the rule that finds the mistake, a part of its message)
 MISTAKES = {
-    "mean instead of sum / count": (
-        lambda: causal(loss=mean, gradient_accumulation_steps=4), "count", "up to 4 times too large"
-    ),
+    "mean instead of sum / count":
+        (lambda: causal(loss=mean, gradient_accumulation_steps=4), "count", "up to 4 times too large"),
     "counted unshifted": (lambda: causal("gpt2", rows=tiny.lm_rows(8, prompt=False)), "count", "mask_first_label"),
     "uncounted dict of labels": (lambda: causal(collator=dict_of_labels), "count", "shift_labels"),
     "labels on padding": (lambda: causal(collator=pad_labels_with_zero), "padding", "are on padding"),
@@ -322,86 +281,78 @@ MISTAKES = {
     ),
     "labels under another name": (lambda: causal(collator=renamed, loss=mean), "labels", "target"),
     "loss of shape (1,)": (lambda: causal(loss=one_element), "loss", "shape (1,)"),
-    "infinite loss": (lambda: causal(loss=infinite), "loss", "inf"),
+    "infinite loss":
+        (lambda: causal(loss=lambda *given, **count: causal_lm_loss(*given, **count) * torch.inf), "loss", "inf"),
     "labels out of range": (lambda: causal(tiny.model("llama", vocab_size=32)), "raised", "IndexError"),
     "more classes than logits": (lambda: classes(rows=tiny.class_rows(8, num_labels=9)), "raised", "out of range"),
     "hidden states of another model": (
-        lambda: causal(loss=source_of_another_model()), "raised", "saw no forward"
+        lambda: causal(loss=partial(causal_lm_loss, source=hidden_states(tiny.model("llama")))),
+        "raised", "saw no forward"
     ),
     "label_smoothing_factor": (lambda: causal(label_smoothing_factor=0.1), "label smoothing", "is ignored"),
-    "experts without their aux_loss": (
-        lambda: causal(tiny.model("mixtral", output_router_logits=True)), "aux loss", "with_aux_loss"
-    ),
+    "experts without their aux_loss":
+        (lambda: causal(tiny.model("mixtral", output_router_logits=True)), "aux loss", "with_aux_loss"),
     "a loss without a shift": (lambda: causal(loss=masked_lm_loss), "shift", "the loss reads the logit at each label"),
     "a loss of shift 0": (lambda: causal(loss=partial(causal_lm_loss, shift=0)), "shift", "or shift=1"),
     "a loss that shifts twice": (lambda: causal(loss=partial(causal_lm_loss, shift=2)), "shift", "2 before each label"),
-    "a reducer without a shift": (
-        lambda: causal(reducer=UNSHIFTED), "shift", "the reducer reads the logit at each label"
-    ),
+    "a reducer without a shift":
+        (lambda: causal(reducer=UNSHIFTED), "shift", "the reducer reads the logit at each label"),
     "a reducer that shifts twice": (lambda: causal(reducer=partial(sample_sums, shift=2)), "shift", "2 before"),
     "ids without a shift": (lambda: causal(reducer=partial(argmax, shift=0), metric=HITS), "shift", "shift=1"),
     "hidden states without a shift": (lambda: with_hidden_states(shift=0), "shift", "at each label"),
     "hidden states shifted twice": (lambda: with_hidden_states(shift=2), "shift", "2 before each label"),
     "labels shifted by the collator too": (lambda: causal(collator=labels_ahead), "shift", "leave that to the loss"),
-    "the model's own loss, and no shift": (
-        lambda: causal(loss=None, reducer=UNSHIFTED), "shift", "shift=1"
-    ),
+    "the model's own loss, and no shift": (lambda: causal(loss=None, reducer=UNSHIFTED), "shift", "shift=1"),
     "a shift for masked tokens": (lambda: masked(loss=causal_lm_loss), "shift", "masked_lm_loss"),
     "a shift for a decoder with other inputs": (lambda: seq2seq(loss=causal_lm_loss), "shift", "seq2seq_lm_loss"),
     "two shifts": (lambda: tagging(reducer=partial(argmax, shift=1)), "shift", "the same shift"),
-    "watched, not attached": (
-        lambda: causal(loss=watch(causal_lm_loss, TrainingMetrics(), hits="correct")), "training metrics", "attach("
-    ),
-    "a term as the loss": (
-        lambda: causal(loss=focal), "raised", "focal is a term, an option of a loss: compute_loss_func=partial("
-    ),
-    "a multi-label term as the loss": (
-        lambda: several_labels(loss=asymmetric), "raised", "partial(multi_label_loss, term=asymmetric)"
-    ),
+    "watched, not attached":
+        (lambda: causal(loss=watch(causal_lm_loss, TrainingMetrics(), hits="correct")), "training metrics", "attach("),
+    "a term as the loss":
+        (lambda: causal(loss=focal), "raised", "focal is a term, an option of a loss: compute_loss_func=partial("),
+    "a multi-label term as the loss":
+        (lambda: several_labels(loss=asymmetric), "raised", "partial(multi_label_loss, term=asymmetric)"),
     "a regression term as the loss": (lambda: classes(loss=huber), "raised", "partial(regression_loss, term=huber)"),
     "a loss without the count": (lambda: causal(loss=lambda outputs, labels: 0), "raised", "num_items_in_batch=None"),
-    "a metric that was not called": (
-        lambda: causal(metric=language_modeling), "raised", "compute_metrics=language_modeling("
-    ),
-    "a classification metric that was not called": (
-        lambda: classes(metric=classification), "raised", "compute_metrics=classification("
-    ),
+    "a metric that was not called":
+        (lambda: causal(metric=language_modeling), "raised", "compute_metrics=language_modeling("),
+    "a classification metric that was not called":
+        (lambda: classes(metric=classification), "raised", "compute_metrics=classification("),
     "a softmax over several labels": (
-        lambda: several_labels(reducer=probabilities, metric=plain_metric), "probabilities", "multi_label=True"
+        lambda: several_labels(reducer=probabilities, metric=PLAIN), "probabilities", "multi_label=True"
     ),
     "no decoder inputs": (lambda: seq2seq(collator=tiny.pad), "decoder inputs", "with_decoder_inputs"),
-    "a plain tuple": (lambda: causal(PlainTuple(), loss=lambda *_, **__: torch.ones(())), "logits", "ModelOutput"),
-    "no logits": (lambda: causal(NoLogits()), "logits", "hidden_states(model)"),
-    "no label names": (lambda: causal(Anything()), "metric runs", "no labels"),
+    "a plain tuple":
+        (lambda: causal(Wrapped(lambda logits: (logits, logits[:, 0])), loss=lambda *_, **__: torch.ones(())),
+        "logits", "ModelOutput"),
+    "no logits":
+        (lambda: causal(Wrapped(lambda logits: {"logits": None, "hidden": logits})), "logits", "hidden_states(model)"),
+    "no label names": (lambda: causal(WithoutLabelNames(None)), "metric runs", "no labels"),
     "wrong label names": (lambda: causal(label_names=["target"]), "metric runs", "never called"),
     "prediction_loss_only": (lambda: causal(prediction_loss_only=True), "metric runs", "remove one"),
-    "hidden states kept": (
-        lambda: causal(tiny.model("llama", output_hidden_states=True)), "kept outputs", "hidden_states"
-    ),
-    "a cache kept": (lambda: causal(WithCache()), "kept outputs", "past_key_values"),
+    "hidden states kept":
+        (lambda: causal(tiny.model("llama", output_hidden_states=True)), "kept outputs", "hidden_states"),
+    "a cache kept": (lambda: causal(Wrapped(with_cache)), "kept outputs", "past_key_values"),
     "no shift": (lambda: causal(reducer=sample_sums), "raised", "need a shift"),
-    "flattened": (lambda: causal(reducer=flat_ids, metric=plain_metric), "reducer", "first dimension"),
-    "bool": (lambda: causal(reducer=hits, metric=plain_metric), "reducer", "torch.bool"),
-    "no reducer": (lambda: causal(reducer=None, metric=plain_metric, eval_rows=Long(ROWS)), "memory", "sample_sums"),
+    "flattened":
+        (lambda: causal(reducer=flat_ids, metric=PLAIN), "reducer", "first dimension"),
+    "bool":
+        (lambda: causal(reducer=lambda logits, ids: logits.argmax(-1) == ids, metric=PLAIN), "reducer", "torch.bool"),
+    "no reducer": (lambda: causal(reducer=None, metric=PLAIN, eval_rows=Long(ROWS)), "memory", "sample_sums"),
     "the metric of another reducer": (lambda: causal(reducer=partial(argmax, shift=1)), "raised", "needs the columns"),
-    "an array as a score": (lambda: causal(metric=array_metric), "scores", "first checkpoint"),
-    "a score called loss": (lambda: causal(metric=loss_metric), "scores", "rename"),
-    "a prefix of the Trainer": (lambda: causal(metric=prefixed_metric), "scores", "rename"),
-    "another number of samples in every part": (
-        lambda: causal(metric=by_dataset(build(language_modeling(), num_samples=7))), "streaming", "expects 7"
-    ),
+    "an array as a score": (lambda: causal(metric=returning({"per_class": np.zeros(3)})), "scores", "first checkpoint"),
+    "a score called loss": (lambda: causal(metric=returning({"loss": 1.0})), "scores", "rename"),
+    "a prefix of the Trainer": (lambda: causal(metric=returning({"eval_score": 1.0})), "scores", "rename"),
+    "another number of samples in every part":
+        (lambda: causal(metric=by_dataset(build(language_modeling(), num_samples=7))), "streaming", "expects 7"),
     "no such best metric": (lambda: causal(metric_for_best_model="f1"), "best model", "is not among the scores"),
     "worst is best": (lambda: causal(metric_for_best_model="perplexity"), "best model", "worst perplexity"),
     "streaming without a length": (lambda: causal(batch_eval_metrics=True), "streaming", "num_samples"),
     "another length": (lambda: causal(metric=build(language_modeling(), num_samples=7)), "streaming", "expects 7"),
-    "streaming a metric that needs all rows": (
-        lambda: causal(metric=bootstrap(language_modeling()), batch_eval_metrics=True), "streaming", "cannot stream"
-    ),
-    "grouped by length": (
-        lambda: classes(metric=by_group(classification(3), ["a", "b"] * 3), **tiny.GROUPED),
-        "order",
-        "reorders",
-    ),
+    "streaming a metric that needs all rows":
+        (lambda: causal(metric=bootstrap(language_modeling()), batch_eval_metrics=True), "streaming", "cannot stream"),
+    "grouped by length":
+        (lambda: classes(metric=by_group(classification(3), ["a", "b"] * 3), **tiny.GROUPED), "order", "reorders"),
 }  # fmt: skip
 
 
@@ -426,10 +377,6 @@ def test_mistakes_are_found(make, check, message, capsys):
     assert "\n! " in capsys.readouterr().out
     with pytest.raises(AssertionError, match="problem"):
         check_trainer(make(), strict=True)
-
-
-def test_there_are_at_least_twenty_mistakes():
-    assert len(MISTAKES) >= 20
 
 
 def test_a_wrong_shift_of_an_encoder_decoder_is_not_reported_as_a_wrong_count():
@@ -481,15 +428,10 @@ def test_settings_of_several_processes(monkeypatch):
     assert "its own count" in said
 
 
-def test_liger_removes_the_logits():
-    trainer = causal()
+def test_liger_which_removes_the_logits_and_an_iterator_are_problems():
+    trainer, rows = causal(), iter(ROWS)
     trainer.args.use_liger_kernel = True
     assert "use_liger_kernel" in problems(trainer, "logits")[0]
-
-
-def test_an_iterator_is_not_consumed():
-    rows = iter(ROWS)
-    trainer = causal()
     trainer.train_dataset = rows
     assert "iterator" in problems(trainer, "raised")[0]
     assert len(list(rows)) == len(ROWS)
@@ -499,9 +441,6 @@ def test_supported_releases_are_those_of_pyproject():
     project = Path(__file__).parents[2].joinpath("pyproject.toml").read_text(encoding="utf-8")
     (line,) = (line for line in project.splitlines() if line.strip().startswith('"transformers'))
     assert line.strip().strip('",').removeprefix("transformers") == checks.SUPPORTED
-
-
-# --- no side effects -------------------------------------------------------------------------------------------------
 
 
 class Drawing:
@@ -567,9 +506,6 @@ def test_a_check_makes_one_forward_for_training_and_one_for_evaluation():
     with mock.patch.object(type(trainer.model), "forward", autospec=True, side_effect=type(trainer.model).forward) as f:
         check_trainer(trainer)
     assert f.call_count == 2
-
-
-# --- every recipe ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", sorted(SMALL))

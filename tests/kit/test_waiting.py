@@ -70,8 +70,6 @@ def test_an_exception_belongs_to_an_entry():
     assert {*registry.WAITS_MORE_OFTEN} <= {entry.label for entry in [*registry.LOSSES, *registry.REDUCERS]}
 
 
-# --- the simulated device detects every wait -------------------------------------------------------------------------
-
 WAITING = {
     "a number": lambda x, mask: x.sum().item(),
     "a list": lambda x, mask: x.tolist(),

@@ -17,14 +17,3 @@ def assert_same(found, expected, logits: torch.Tensor, tolerance: float = 1e-13)
     """Assert that two functions of the logits agree in value and gradient."""
     torch.testing.assert_close(found(logits), expected(logits), rtol=0, atol=tolerance)
     torch.testing.assert_close(gradient(found, logits), gradient(expected, logits), rtol=0, atol=tolerance)
-
-
-def assert_precise(loss, reference, logits: torch.Tensor, tolerance: float = 1e-6) -> None:
-    """Assert that the float64 error of the loss and its gradient is at most that of the reference in float32."""
-    true, usual, found = reference(logits.double()), reference(logits.float()), loss(logits)
-    assert found.dtype == torch.float32
-    assert abs(found - true) <= abs(usual - true) + tolerance
-    true = gradient(reference, logits.double())
-    usual, found = gradient(lambda x: reference(x.float()), logits), gradient(loss, logits)
-    assert found.dtype == logits.dtype
-    assert (found - true).abs().max() <= (usual - true).abs().max() + 1e-6

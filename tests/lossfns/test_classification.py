@@ -16,7 +16,6 @@ from lossfns import (
     corn_levels,
     cross_entropy,
     focal,
-    masked_lm_loss,
     multi_label_loss,
     ordinal_loss,
     smoothed_cross_entropy,
@@ -25,7 +24,7 @@ from lossfns import (
     weighted_sum,
     z_loss,
 )
-from tests.lossfns.comparisons import assert_precise, assert_same, gradient, normal
+from tests.lossfns.comparisons import assert_same, gradient, normal
 
 N = -100
 B, C = 6, 4
@@ -34,14 +33,6 @@ HAVE_LABEL = LABELS != N
 KNOWN = 4  # labels that are not missing
 WEIGHTS = [0.5, 2.0, 1.0, 3.0]
 WEIGHT_TENSOR = torch.tensor(WEIGHTS, dtype=torch.float64)
-FORMS = {
-    "None": None,
-    "int": KNOWN,
-    "int64": torch.tensor(KNOWN),
-    "float32": torch.tensor(float(KNOWN)),
-    "(1,)": torch.tensor([KNOWN]),
-    "DataParallel": torch.full((2, 1), KNOWN / 2),
-}
 
 
 def soft_labels() -> torch.Tensor:
@@ -54,9 +45,6 @@ def soft_labels() -> torch.Tensor:
 SOFT = soft_labels()
 MULTI = torch.tensor([[1, 0, N, 1], [0, 0, 0, 0], [N, N, N, N], [1, 1, 1, 1], [0, N, 1, 0], [0, 1, 0, N]])
 MULTI_KNOWN = int((MULTI != N).sum())
-
-
-# --- one class of several --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2, 1.0])
@@ -147,16 +135,6 @@ def test_normalize_weights_stays_close_when_a_window_is_split():
     assert 1e-6 < abs(uneven - undivided) < 0.5 * undivided
 
 
-def test_normalize_weights_divides_by_token_weights():
-    logits, labels = normal(2, 3, C), torch.tensor([[0, N, 1], [3, 3, N]])
-    weights = torch.tensor([[1.0, 5.0, 0.0], [0.25, 2.0, 7.0]], dtype=torch.float64)
-    nll = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(2, 3)
-    found = masked_lm_loss(
-        logits, {"labels": labels, "token_weights": weights}, term=token_weighted(cross_entropy), normalize="weights"
-    )
-    torch.testing.assert_close(found, (weights * nll).sum() / 3.25, rtol=0, atol=1e-13)
-
-
 def test_normalize_weights_divides_by_the_product_of_class_and_token_weights():
     logits, tokens = normal(B, C), torch.linspace(0.5, 3, B, dtype=torch.float64)
     weight = WEIGHT_TENSOR[LABELS[HAVE_LABEL]] * tokens[HAVE_LABEL]
@@ -214,37 +192,6 @@ def test_token_loss_equals_the_loss_of_a_flattened_batch(labels):
         lambda x: classification_loss(x.flatten(0, 1), flat, class_weights=WEIGHTS, label_smoothing=0.1),
         logits,
     )
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize(
-    ("soft", "options"),
-    [
-        (False, {}),
-        (True, {}),
-        (False, {"label_smoothing": 0.1, "class_weights": WEIGHTS}),
-        (True, {"label_smoothing": 0.1, "class_weights": WEIGHTS}),
-        (False, {"margins": WEIGHTS}),
-    ],
-)
-def test_precision_is_at_least_that_of_torch(dtype, soft, options):
-    labels = SOFT if soft else LABELS
-
-    def reference(x):
-        x = x[HAVE_LABEL]
-        if "margins" in options:
-            x = x - WEIGHT_TENSOR.to(x.dtype) * F.one_hot(LABELS[HAVE_LABEL], C)
-        weight = options.get("class_weights") and WEIGHT_TENSOR.to(x.dtype)
-        target = labels[HAVE_LABEL].to(x.dtype) if soft else labels[HAVE_LABEL]
-        smoothing = options.get("label_smoothing", 0.0)
-        return F.cross_entropy(x, target, weight, label_smoothing=smoothing, reduction="sum") / KNOWN
-
-    assert_precise(
-        partial(classification_loss, labels=labels, **options), reference, 5 * normal(B, C, dtype=dtype), tolerance=2e-6
-    )
-
-
-# --- multi-label -----------------------------------------------------------------------------------------------------
 
 
 def bce(logits: torch.Tensor, labels: torch.Tensor = MULTI, **options) -> torch.Tensor:
@@ -335,9 +282,6 @@ def test_token_weights_per_label_and_per_sample():
         torch.testing.assert_close(found, (per_label * values)[known].sum() / MULTI_KNOWN, rtol=0, atol=1e-13)
 
 
-# --- ordered classes -------------------------------------------------------------------------------------------------
-
-
 def test_coral_equals_the_formula_of_the_paper():
     """Cao et al. 2020, equation 4, as written in the authors' code."""
     levels = torch.tensor([[float(y > k) for k in range(C)] for y in LABELS.tolist() if y != N])
@@ -372,113 +316,39 @@ def test_levels():
     assert corn_levels(torch.tensor([2]), 4).tolist() == [[1, 1, 0, N]]
 
 
-# --- all of them -----------------------------------------------------------------------------------------------------
-
 LOSSES = {
-    "hard": (classification_loss, LABELS),
-    "hard, weighted": (partial(classification_loss, class_weights=WEIGHTS, normalize="weights"), LABELS),
-    "hard, smoothed and weighted": (partial(classification_loss, class_weights=WEIGHTS, label_smoothing=0.1), LABELS),
-    "hard, with margins": (partial(classification_loss, margins=WEIGHTS, logit_adjustment=WEIGHTS), LABELS),
-    "soft": (classification_loss, SOFT),
-    "soft, all statistics": (
-        partial(classification_loss, term=weighted_sum((1, focal), (0.1, z_loss), (0.1, lambda entropy: entropy))),
-        SOFT,
-    ),
-    "multi-label": (multi_label_loss, MULTI),
-    "multi-label, asymmetric": (
-        partial(multi_label_loss, term=asymmetric, pos_weight=WEIGHTS, label_smoothing=0.1),
-        MULTI,
-    ),
-    "CORAL": (ordinal_loss, LABELS),
-    "CORN": (partial(ordinal_loss, levels=corn_levels), LABELS),
+    "hard": (partial(classification_loss, class_weights=WEIGHTS, label_smoothing=0.1), LABELS),
+    "soft": (partial(classification_loss, term=weighted_sum((1, focal), (0.1, lambda entropy: entropy))), SOFT),
+    "multi-label": (partial(multi_label_loss, term=asymmetric, pos_weight=WEIGHTS, label_smoothing=0.1), MULTI),
+    "ordinal": (ordinal_loss, LABELS),
 }
 every_loss = pytest.mark.parametrize(("loss", "labels"), LOSSES.values(), ids=LOSSES)
 
 
 @every_loss
-def test_gradcheck(loss, labels):
-    logits = normal(B, C).requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: loss(x, labels), logits)
-    assert loss(logits, labels).dtype == torch.float64
-
-
-@every_loss
-@pytest.mark.parametrize("form", FORMS)
-def test_count_in_every_form(loss, labels, form):
-    logits, count = normal(B, C), FORMS[form]
-    count = None if count is None else count * int((labels != N).sum()) / KNOWN  # the Trainer counts every number
-    torch.testing.assert_close(loss(logits, labels, count), loss(logits, labels), rtol=1e-6, atol=0)
-    if count is not None:
-        torch.testing.assert_close(loss(logits, labels, 2 * count), loss(logits, labels) / 2, rtol=1e-6, atol=0)
-
-
-@every_loss
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("count", [None, 0, 7])
-def test_all_labels_missing_gives_zero_with_a_graph(loss, labels, dtype, count):
-    hidden = normal(B, 3).requires_grad_()
-    found = loss({"logits": (hidden @ normal(3, C)).to(dtype)}, torch.full_like(labels, N), count)
-    found *= 1  # as the Trainer does
-    found.backward()
-    assert (found.item(), found.ndim) == (0.0, 0)
-    assert torch.equal(hidden.grad, torch.zeros_like(hidden))
-
-
-@every_loss
-def test_rows_without_a_label_may_be_nan_or_infinite(loss, labels):
-    """-100 is never a class: a row without a label changes neither the value nor the gradient."""
-    logits = normal(B, C)
-    expected, grad = loss(logits, labels), gradient(lambda x: loss(x, labels), logits)
+def test_rows_without_a_label_may_be_nan(loss, labels):
     unlabeled = (labels if labels.ndim > 1 else labels[:, None]).eq(N).all(-1)
-    for value in (torch.nan, torch.inf, -torch.inf):
-        spoilt = logits.masked_fill(unlabeled[:, None], value)
-        torch.testing.assert_close(loss(spoilt, labels), expected)
-        found = gradient(lambda x: loss(x, labels), spoilt)
-        torch.testing.assert_close(found, grad)
-        assert not found[unlabeled].any()
-
-
-def test_masking_by_multiplication_gives_nan():
-    """A broken loss for the two tests above: NaN if every label is missing, or a row without a label is infinite."""
-
-    def masked(x, labels):
-        known = labels != N
-        return (F.cross_entropy(x, labels.where(known, 0), reduction="none") * known).sum() / known.sum()
-
-    logits = normal(B, C)
-    torch.testing.assert_close(masked(logits, LABELS), classification_loss(logits, LABELS))
-    assert masked(logits, torch.full_like(LABELS, N)).isnan()
-    spoilt = logits.masked_fill(~HAVE_LABEL[:, None], torch.inf)
-    assert gradient(lambda x: masked(x, LABELS), spoilt).isnan().any()
-
-
-@every_loss
-def test_one_sample(loss, labels):
-    known = (labels if labels.ndim > 1 else labels[:, None]).ne(N).all(-1).nonzero()[0]
-    logits = normal(B, C)[known]
-    parts = [loss(logits, labels[known]), loss({"logits": logits}, {"labels": labels[known]})]
-    assert parts[0] == parts[1] != 0
+    spoilt = normal(B, C).masked_fill(unlabeled[:, None], torch.nan)
+    torch.testing.assert_close(loss(spoilt, labels), loss(normal(B, C), labels))
+    assert not gradient(lambda x: loss(x, labels), spoilt)[unlabeled].any()
 
 
 @every_loss
 def test_outputs_of_any_form_give_the_same_loss(loss, labels):
-    logits = normal(B, C)
-    expected = loss(logits, labels)
-    hidden = normal(B, 3, 5)
+    logits, hidden = normal(B, C), normal(B, 3, 5)
     for outputs in (
         SequenceClassifierOutput(logits=logits, hidden_states=(hidden,)),
         {"loss": torch.tensor(1.0), "logits": logits},
         (torch.tensor(1.0), logits, (hidden,)),
     ):
-        assert loss(outputs, labels) == expected
-    assert loss({"scores": logits}, labels, select=lambda outputs: outputs["scores"]) == expected
+        assert loss(outputs, labels) == loss(outputs, {"labels": labels}) == loss(logits, labels)
+    assert loss({"scores": logits}, labels, select=lambda outputs: outputs["scores"]) == loss(logits, labels)
 
 
 @every_loss
 def test_autocast_changes_nothing(loss, labels):
     logits = normal(B, C, dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
-        assert loss(logits, labels) == loss(logits, labels.clone())
         inside = loss(logits, labels)
     assert inside == loss(logits, labels)
     assert inside.dtype == torch.float32
@@ -497,8 +367,6 @@ def test_class_of_probability_zero_may_have_a_logit_of_minus_infinity():
     assert found.isfinite().all()
 
 
-# --- bad input -------------------------------------------------------------------------------------------------------
-
 OTHERS = torch.tensor([[0.5, 0.5, 0.0, 0.0]]).expand(B, C)
 
 
@@ -508,55 +376,25 @@ OTHERS = torch.tensor([[0.5, 0.5, 0.0, 0.0]]).expand(B, C)
         (lambda x: classification_loss(x, LABELS + 5), "label -95 is out of range"),
         (lambda x: classification_loss(x, LABELS.clamp(max=3).where(LABELS != 3, 9)), "9 is out of range"),
         (lambda x: classification_loss(x, MULTI), "multi_label_loss"),
-        (lambda x: classification_loss(x, LABELS[:, None]), "do not fit"),
-        (lambda x: classification_loss(x, LABELS[1:]), "do not fit"),
         (lambda x: classification_loss(x[:, None], LABELS[:, None]), "token_classification_loss"),
         (lambda x: token_classification_loss(x, LABELS), r"class ids \(batch, tokens\)"),
         (lambda x: classification_loss(x, 2 * OTHERS), "a distribution.*multi_label_loss"),
         (lambda x: classification_loss(x, OTHERS.index_fill(1, torch.tensor(3), N)), "a distribution"),
-        (lambda x: classification_loss(x, OTHERS * torch.nan), "a distribution"),
-        (lambda x: classification_loss(x, None), "labels are None"),
-        (lambda x: classification_loss(x, LABELS, class_weights=[1.0, 2.0]), "weights for 2 classes"),
-        (lambda x: classification_loss(x, SOFT, class_weights=[1.0, 2.0]), "weights for 2 classes"),
-        (lambda x: classification_loss(x, LABELS, class_weights=[-1.0] * C), "finite number >= 0"),
-        (lambda x: classification_loss(x, LABELS, label_smoothing=1.5), r"in \[0, 1\]"),
         (lambda x: classification_loss(x, LABELS, label_smoothing=0.1, term=focal), "got term=focal"),
         (lambda x: classification_loss(x, LABELS, normalize="weights"), "cross_entropy has none"),
-        (lambda x: classification_loss(x, LABELS, normalize="mean"), "'items' or 'weights'"),
-        (lambda x: classification_loss(x, LABELS, normalize="tokens"), "'items' or 'weights'"),
         (lambda x: token_classification_loss(x[:, None], LABELS[:, None], normalize="items"), "'tokens' or 'weights'"),
-        (lambda x: classification_loss(x, LABELS, margins=[0.1]), "margins must have .* 4 .*got 1"),
         (lambda x: classification_loss(x, SOFT, margins=WEIGHTS), "margins need class ids"),
-        (lambda x: classification_loss(x, LABELS, logit_adjustment=[0.0] * 3), "adjustment must have .* 4 .*got 3"),
-        (
-            lambda x: classification_loss(x, LABELS, logit_adjustment=[0.0, 0.0, 0.0, -math.inf]),
-            "one finite number .* ?class",
-        ),
         (lambda x: multi_label_loss(x, LABELS), "classification_loss"),
         (lambda x: multi_label_loss(x, MULTI + 1), r"labels must be 1 \(present\).*got 2"),
         (lambda x: multi_label_loss(x, MULTI * torch.nan), "got nan.*mask_missing"),
-        (lambda x: multi_label_loss(x, MULTI, pos_weight=[1.0]), "pos_weight must have .* 4 .*got 1"),
-        (lambda x: multi_label_loss(x, MULTI, term=partial(asymmetric, clip=1.0)), "clip"),
-        (lambda x: multi_label_loss(x, MULTI, label_smoothing=-0.1), r"in \[0, 1\]"),
         (lambda x: ordinal_loss(x, LABELS.where(LABELS != 3, 5)), "labels must be 0 to 4"),
         (lambda x: ordinal_loss(x, MULTI), "one logit per threshold"),
-    ],
-)
-def test_invalid_values_raise(call, message):
-    with pytest.raises(ValueError, match=message):
-        call(normal(B, C))
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
         (lambda x: classification_loss(x, LABELS.float()), "integer class ids.*torch.float32"),
         (lambda x: classification_loss(x, LABELS, term=asymmetric), "asks for 'outcome'"),
         (lambda x: multi_label_loss(x, MULTI, term=z_loss), "known.* are log_prob, outcome"),
         (lambda x: multi_label_loss(x, MULTI, term=class_weighted(cross_entropy, [1, 2])), "asks for 'labels'"),
-        (lambda x: ordinal_loss(x, LABELS.double()), "integer"),
     ],
 )
-def test_invalid_types_raise(call, message):
-    with pytest.raises(TypeError, match=message):
+def test_invalid_input_is_refused(call, message):
+    with pytest.raises((TypeError, ValueError), match=message):
         call(normal(B, C))

@@ -66,8 +66,6 @@ def test_inputs_that_the_teacher_lacks_are_named():
         teacher_inputs(padded, shift=1, names=["pixel_values"])(ROWS)
 
 
-# --- releases of transformers -----------------------------------------------------------------------------------------
-
 WRAPPERS = {
     "extras": partial(with_extras(padded, ["token_weights"], shift=1), ROWS),
     "teacher": partial(teacher_inputs(padded, shift=1, names=["input_ids"]), ROWS),

@@ -1,6 +1,5 @@
 """Distillation against scipy in float64, the limits of its divergences, and a teacher in the stock Trainer."""
 
-import pickle
 from functools import partial
 
 import numpy as np
@@ -41,12 +40,10 @@ DIVERGENCES = {
     "forward": (forward_kl, lambda p, q: entropy(q, p)),
     "reverse": (reverse_kl, entropy),
     "jensen-shannon": (jensen_shannon, lambda p, q: jensenshannon(p, q) ** 2),
-    "generalised": (
-        partial(jensen_shannon, beta=0.2),
-        lambda p, q: 0.2 * entropy(q, 0.2 * q + 0.8 * p) + 0.8 * entropy(p, 0.2 * q + 0.8 * p),
-    ),
+    "generalised": (partial(jensen_shannon, beta=0.2), lambda p,
+        q: 0.2 * entropy(q, 0.2 * q + 0.8 * p) + 0.8 * entropy(p, 0.2 * q + 0.8 * p)),
     "total variation": (total_variation, lambda p, q: np.abs(p - q).sum() / 2),
-}
+}  # fmt: skip
 EVERY = pytest.mark.parametrize(("divergence", "formula"), DIVERGENCES.values(), ids=DIVERGENCES)
 
 
@@ -77,9 +74,6 @@ def gradient(loss, logits):
     return torch.autograd.grad(loss(leaf), leaf)[0]
 
 
-# --- values and gradients --------------------------------------------------------------------------------------------
-
-
 @EVERY
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
 @pytest.mark.parametrize("shift", [0, 1])
@@ -91,10 +85,8 @@ def test_values_match_scipy(divergence, formula, temperature, shift):
 
 @EVERY
 @pytest.mark.parametrize("labels", [dense(), top(TEACHER, 3)], ids=["dense", "top"])
-@pytest.mark.parametrize(
-    "term", [teacher_divergence, weighted_sum((0.3, cross_entropy), (0.7, teacher_divergence))], ids=str
-)
-def test_gradcheck(divergence, formula, labels, term):
+def test_gradcheck(divergence, formula, labels):
+    term = weighted_sum((0.3, cross_entropy), (0.7, teacher_divergence))
     loss = partial(distillation_loss, labels=labels, divergence=divergence, temperature=2.0, term=term)
     assert torch.autograd.gradcheck(lambda logits: loss(logits * 1), STUDENT.clone().requires_grad_())
 
@@ -111,20 +103,6 @@ def test_two_passes_give_the_same_gradient(divergence, formula):
 
 
 @EVERY
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_precision(divergence, formula, dtype):
-    student, teacher = STUDENT.to(dtype), TEACHER.to(dtype)
-    total, items = by_formula(formula, student, teacher)
-    found = distillation_loss(student, dense(teacher), divergence=divergence)
-    assert found.dtype == torch.float32
-    assert found.item() == pytest.approx(total / items, abs=1e-6)
-    loss = partial(distillation_loss, labels=dense(teacher), divergence=divergence)
-    exact = gradient(partial(loss, labels=dense(teacher.double())), student.double())
-    rounded = exact.to(dtype).double()
-    assert oracle.error(gradient(loss, student), exact) <= oracle.error(rounded, exact) + 1e-6
-
-
-@EVERY
 def test_the_logits_may_be_overwritten(divergence, formula):
     loss = partial(distillation_loss, labels=dense(), divergence=divergence)
     logits = STUDENT.clone().requires_grad_()
@@ -132,9 +110,6 @@ def test_the_logits_may_be_overwritten(divergence, formula):
     loss(overwritten, overwrite_logits=True).backward()
     assert not overwritten.numel()
     torch.testing.assert_close(logits.grad, gradient(loss, STUDENT), rtol=0, atol=0)
-
-
-# --- limits ----------------------------------------------------------------------------------------------------------
 
 
 @EVERY
@@ -154,12 +129,6 @@ def test_jensen_shannon_tends_to_both_divergences(beta, scale, limit):
     torch.testing.assert_close(
         jensen_shannon(log_p, log_q, beta=beta) / scale, limit(log_p, log_q), rtol=1e-5, atol=1e-7
     )
-
-
-@pytest.mark.parametrize("beta", [0.0, 1.0, -1.0, torch.nan])
-def test_beta_at_or_beyond_its_limits_is_refused(beta):
-    with pytest.raises(ValueError, match="use forward_kl or reverse_kl for the limits"):
-        jensen_shannon(STUDENT[0], TEACHER[0], beta=beta)
 
 
 def test_temperature_keeps_the_size_of_gradients():
@@ -205,9 +174,6 @@ def test_a_plain_formula_breaks_on_what_is_ruled_out():
     assert (log_q.exp() * (log_q - STUDENT[0].log_softmax(-1))).sum(-1).isnan().all()
 
 
-# --- which tokens, which classes, which teacher ----------------------------------------------------------------------
-
-
 def test_tokens_without_a_label_are_never_read():
     student, teacher = STUDENT.clone(), TEACHER.clone()
     read = torch.zeros(2, 5, dtype=torch.bool)
@@ -217,13 +183,6 @@ def test_tokens_without_a_label_are_never_read():
     loss = partial(distillation_loss, labels=dense(teacher))
     assert loss(student).item() == distillation_loss(STUDENT, dense()).item()
     assert not gradient(loss, student)[~read].any()
-
-
-@EVERY
-def test_inference_mode(divergence, formula):
-    with torch.inference_mode():
-        total, items = by_formula(formula, STUDENT, TEACHER)
-        assert distillation_loss(STUDENT * 1, dense(), divergence=divergence).item() == pytest.approx(total / items)
 
 
 @EVERY
@@ -275,37 +234,17 @@ def test_a_longer_teacher_or_student_is_aligned_at_the_right():
 REFUSED = {
     "no teacher": ({"labels": LABELS}, {}, "needs one teacher, got none"),
     "two teachers": (dense() | top(TEACHER, 2), {}, "got teacher_logits and teacher_ids"),
-    "no log-probs": ({"labels": LABELS, "teacher_ids": LABELS[..., None]}, {}, "need 'teacher_log_probs'"),
     "bool ids": (top(TEACHER, 2) | {"teacher_ids": torch.ones(2, 5, 2).bool()}, {}, "must be integers.*got torch.bool"),
-    "shorter": (dense(TEACHER[:, 3:]), {}, r"teacher_logits must have shape.*got \(2, 2, 7\)"),
-    "other rows": (dense(TEACHER[:1]), {}, r"teacher_logits must have shape.*got \(1, 5, 7\)"),
-    "ids out of range": (top(TEACHER, 2) | {"teacher_ids": torch.full((2, 5, 2), V)}, {}, r"in \[0, 7\).*got 7 to 7"),
-    "negative ids": (top(TEACHER, 2) | {"teacher_ids": torch.full((2, 5, 2), -1)}, {}, "got -1 to -1"),
-    "an id twice": (
-        {"labels": LABELS, "teacher_ids": torch.ones_like(LABELS)[..., None].repeat(1, 1, 2)}
-        | {"teacher_log_probs": torch.full((2, 5, 2), 0.3).log()},
-        {},
-        "got a class twice",
-    ),
+    "an id twice": (top(TEACHER, 2) | {"teacher_ids": torch.ones(2, 5, 2).long()}, {}, "got a class twice"),
     "no id": (top(TEACHER, 0), {}, r"teacher_ids must have shape.*classes or k\).*got \(2, 5, 0\)"),
-    "no class": (dense(TEACHER[..., :0]), {}, r"teacher_logits must have shape.*classes or k\).*got \(2, 5, 0\)"),
-    "probabilities": (
-        top(TEACHER, 2) | {"teacher_log_probs": torch.full((2, 5, 2), 0.4)},
-        {},
-        "must be log-probabilities over all classes",
-    ),
-    "positive": (top(TEACHER, 2) | {"teacher_log_probs": torch.full((2, 5, 2), 0.5)}, {}, "sum to 3.29744 for a"),
+    "probabilities": (top(TEACHER, 2) | {"teacher_log_probs": torch.full((2, 5, 2), 0.4)}, {},
+        "must be log-probabilities over all classes"),
     "no number": (top(TEACHER, 2) | {"teacher_log_probs": torch.full((2, 5, 2), torch.nan)}, {}, "sum to nan"),
-    "ids as logits": (dense(LABELS[..., None]), {}, "expected logits"),
+    "a gradient": (dense(TEACHER.clone().requires_grad_()), {}, "must not require a gradient"),
     "another unit": (dense() | {"sequence_ids": LABELS}, {}, "the Trainer counts sequences"),
-    "cold": (dense(), {"temperature": 0.0}, "temperature must be positive and finite, got 0.0"),
-    "below zero": (dense(), {"temperature": -1.0}, "temperature must be positive and finite, got -1.0"),
-    "hot": (dense(), {"temperature": torch.inf}, "temperature must be positive and finite, got inf"),
-    "no temperature": (dense(), {"temperature": torch.nan}, "temperature must be positive and finite, got nan"),
     "beta": (dense(), {"divergence": partial(jensen_shannon, beta=1.5)}, "beta must be between 0 and 1, got 1.5"),
     "nothing to read": ({"labels": LABELS}, {"teacher": torch.nn.Identity()}, "no inputs for the teacher"),
-    "a mean": (dense(), {"divergence": lambda p, q: (p - q).mean()}, "got \\(\\) for"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("labels", "options", "message"), REFUSED.values(), ids=REFUSED)
@@ -347,9 +286,6 @@ def test_a_divergence_may_hold_one_number_per_class(labels, classes):
     )
 
 
-# --- memory ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("divergence", [forward_kl, jensen_shannon], ids=lambda divergence: divergence.__name__)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_peak_memory_stays_near_one_gradient(divergence, dtype):
@@ -362,8 +298,6 @@ def test_peak_memory_stays_near_one_gradient(divergence, dtype):
 
     assert peak_bytes(step).peak < 1.25 * logits.nbytes
 
-
-# --- models ----------------------------------------------------------------------------------------------------------
 
 ROWS = tiny.lm_rows(8)
 COLLATE = teacher_inputs(tiny.pad, shift=1)
@@ -435,17 +369,6 @@ def test_a_teacher_in_training_mode_is_refused():
         distillation_loss(normal(8, 12, tiny.VOCAB), batch["labels"], teacher=frozen().train())
 
 
-def test_evaluation_with_a_pickled_loss_and_collator():
-    loss = pickle.loads(pickle.dumps(partial(distillation_loss, teacher=frozen(), temperature=2.0)))
-    collate = pickle.loads(pickle.dumps(COLLATE))
-    trainer = tiny.trainer(tiny.model("llama"), loss=loss, collator=collate, eval_rows=ROWS[:6])
-    batch = collate(ROWS[:6])
-    labels, _ = batch.pop("labels"), batch.pop("shift_labels")
-    with torch.no_grad():
-        expected = loss(tiny.model("llama")(**batch), labels)
-    assert trainer.evaluate()["eval_loss"] == pytest.approx(expected.item(), abs=1e-6)
-
-
 @pytest.mark.parametrize("collator", [tiny.pad, tiny.pad_left])
 def test_top_k_columns_of_a_dataset(collator):
     """They are computed once, padded with their labels and compared with the right logits."""
@@ -468,13 +391,6 @@ def test_a_weighted_sum_with_cross_entropy():
     both = partial(distillation_loss, term=weighted_sum((0.25, cross_entropy), (0.75, teacher_divergence)))
     expected = 0.25 * causal_lm_loss(STUDENT, LABELS) + 0.75 * distillation_loss(STUDENT, dense())
     assert both(STUDENT, dense()).item() == pytest.approx(expected.item(), rel=1e-12)
-
-
-def test_teacher_logits_that_require_a_gradient_are_refused():
-    teacher = torch.zeros(1, 2, 4, requires_grad=True)
-    labels = {"labels": torch.tensor([[0, 1]]), "teacher_logits": teacher}
-    with pytest.raises(ValueError, match="must not require a gradient"):
-        distillation_loss(torch.zeros(1, 2, 4, requires_grad=True), labels)
 
 
 @pytest.mark.parametrize(

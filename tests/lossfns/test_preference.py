@@ -28,7 +28,6 @@ from lossfns import (
 )
 from lossfns.collators import count_pairs, stack_pairs
 from metrics import build, preferences
-from metrics.preference import COLUMNS
 from reducers import combine, pair_margins, preference_rewards, reward_scores
 from tests import oracle, tiny
 
@@ -65,29 +64,15 @@ def log_odds(mean):
 # Each objective and its formula for one pair: log-probabilities c, r, those of the reference rc, rr, and tokens nc, nr.
 OBJECTIVES = {
     "dpo": (dpo, lambda c, r, rc, rr, nc, nr: -math.log(sigmoid(0.1 * ((c - rc) - (r - rr))))),
-    "dpo, noisy": (
-        partial(dpo, beta=0.5, label_smoothing=0.2),
-        lambda c, r, rc, rr, nc, nr: (
-            -0.8 * math.log(sigmoid(0.5 * (c - rc - r + rr))) - 0.2 * math.log(sigmoid(-0.5 * (c - rc - r + rr)))
-        ),
-    ),
-    "ipo": (
-        partial(ipo, beta=0.25),
-        lambda c, r, rc, rr, nc, nr: ((c - rc) / nc - (r - rr) / nr - 2.0) ** 2,
-    ),
-    "simpo": (
-        partial(simpo, beta=2.5, gamma=0.75),
-        lambda c, r, rc, rr, nc, nr: -math.log(sigmoid(2.5 * c / nc - 2.5 * r / nr - 0.75)),
-    ),
-    "orpo": (
-        partial(orpo, weight=0.3),
-        lambda c, r, rc, rr, nc, nr: -c / nc - 0.3 * math.log(sigmoid(log_odds(c / nc) - log_odds(r / nr))),
-    ),
-    "cpo": (
-        partial(cpo, weight=0.5),
-        lambda c, r, rc, rr, nc, nr: -math.log(sigmoid(0.1 * (c - r))) - 0.5 * c / nc,
-    ),
-}
+    "dpo, noisy": (partial(dpo, beta=0.5, label_smoothing=0.2), lambda c, r, rc, rr, nc,
+        nr: (-0.8 * math.log(sigmoid(0.5 * (c - rc - r + rr))) - 0.2 * math.log(sigmoid(-0.5 * (c - rc - r + rr))))),
+    "ipo": (partial(ipo, beta=0.25), lambda c, r, rc, rr, nc, nr: ((c - rc) / nc - (r - rr) / nr - 2.0) ** 2),
+    "simpo": (partial(simpo, beta=2.5, gamma=0.75), lambda c, r, rc, rr, nc,
+        nr: -math.log(sigmoid(2.5 * c / nc - 2.5 * r / nr - 0.75))),
+    "orpo": (partial(orpo, weight=0.3), lambda c, r, rc, rr, nc,
+        nr: -c / nc - 0.3 * math.log(sigmoid(log_odds(c / nc) - log_odds(r / nr)))),
+    "cpo": (partial(cpo, weight=0.5), lambda c, r, rc, rr, nc, nr: -math.log(sigmoid(0.1 * (c - r))) - 0.5 * c / nc),
+}  # fmt: skip
 EVERY = pytest.mark.parametrize(("objective", "formula"), OBJECTIVES.values(), ids=OBJECTIVES)
 
 
@@ -100,23 +85,10 @@ def values_of(objective, **other):
     return objective(**{name: given[name] for name in statistics_of(objective)})
 
 
-# --- objectives ------------------------------------------------------------------------------------------------------
-
-
 @EVERY
 def test_objectives_match_their_formulas(objective, formula):
     expected = [formula(*pair) for pair in zip(*(column.tolist() for column in PAIRS.values()), strict=True)]
     assert values_of(objective).tolist() == pytest.approx(expected, rel=1e-12)
-
-
-@pytest.mark.parametrize("objective", [entry for entry, _ in OBJECTIVES.values()], ids=OBJECTIVES)
-def test_objectives_pass_gradcheck(objective):
-    names = [name for name in statistics_of(objective) if not name.endswith("tokens")]
-
-    def values(*columns):
-        return values_of(objective, **dict(zip(names, columns, strict=True)))
-
-    assert torch.autograd.gradcheck(values, tuple(PAIRS[name].clone().requires_grad_() for name in names))
 
 
 def test_bradley_terry():
@@ -151,47 +123,11 @@ def test_no_gradient_flows_into_the_reference_point():
     assert ratios.grad.tolist() == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("objective", [dpo, simpo, cpo, orpo, ipo])
-def test_a_vanishing_coefficient_removes_the_preference(objective):
-    limits = {
-        dpo: (partial(dpo, beta=1e-12), [math.log(2)] * 4),
-        simpo: (partial(simpo, beta=1e-12, gamma=0.0), [math.log(2)] * 4),
-        cpo: (partial(cpo, beta=1e-12, weight=0.0), [math.log(2)] * 4),
-        orpo: (partial(orpo, weight=0.0), (-PAIRS["chosen"] / PAIRS["chosen_tokens"]).tolist()),
-        ipo: (lambda **pairs: ipo(**pairs, beta=1e-6) * 4e-12, [1.0] * 4),
-    }
-    limit, expected = limits[objective]
-    assert limit(**{name: PAIRS[name] for name in statistics_of(objective)}).tolist() == pytest.approx(
-        expected, rel=1e-4
-    )
-
-
-def test_equal_completions_have_no_preference():
-    same = {
-        "rejected": PAIRS["chosen"],
-        "reference_rejected": PAIRS["reference_chosen"],
-        "rejected_tokens": PAIRS["chosen_tokens"],
-    }
-    assert values_of(dpo, **same).tolist() == pytest.approx([math.log(2)] * 4)
-    assert values_of(partial(simpo, gamma=0.0), **same).tolist() == pytest.approx([math.log(2)] * 4)
-    assert values_of(partial(ipo, beta=0.5), **same).tolist() == pytest.approx([1.0] * 4)
-    assert values_of(bradley_terry, **same).tolist() == pytest.approx([math.log(2)] * 4)
-
-
 def test_a_certain_completion_has_finite_odds():
     certain = {"chosen": tensor(0.0, -1e-300), "rejected": tensor(-1.0, 0.0)}
     ones = torch.ones(2, dtype=torch.float64)
     assert orpo(**certain, chosen_tokens=ones, rejected_tokens=ones).isfinite().all()
 
-
-def test_options_out_of_range_are_refused():
-    with pytest.raises(ValueError, match="beta must be positive"):
-        values_of(partial(ipo, beta=0.0))
-    with pytest.raises(ValueError, match="label_smoothing must be in"):
-        values_of(partial(dpo, label_smoothing=1.5))
-
-
-# --- log-probabilities of sequences ----------------------------------------------------------------------------------
 
 IDS = torch.tensor([[N, 3, 5, N], [0, 2, 2, 6], [1, N, N, N], [N, 4, N, 0]])
 LOGITS = 2 * torch.randn(4, 4, V, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -231,8 +167,6 @@ def test_long_sequences_add_up_in_float64():
     assert sequence_log_probs(logits, ids)["log_prob"].item() == pytest.approx(exact, rel=1e-7)
 
 
-# --- the loss --------------------------------------------------------------------------------------------------------
-
 REFERENCE = {"reference_chosen": tensor(-3.0, -4.0), "reference_rejected": tensor(-2.0, -5.0)}
 
 
@@ -263,25 +197,6 @@ def test_pairs_with_an_empty_completion_do_not_count():
     assert logits.grad[[1, 3]].any()
 
 
-@pytest.mark.parametrize("objective", [dpo, ipo, simpo, orpo, cpo])
-def test_the_loss_passes_gradcheck(objective):
-    ids = IDS.clone()
-    ids[2, 1] = 3
-    labels = {"labels": stacked(ids), "pair_ids": torch.arange(2), **REFERENCE}
-    assert torch.autograd.gradcheck(
-        lambda logits: preference_loss(logits, labels, 3, objective=objective), LOGITS.clone().requires_grad_()
-    )
-
-
-def test_padding_is_never_scored():
-    wider = torch.cat([LOGITS, torch.full((4, 3, V), torch.nan, dtype=torch.float64)], 1)
-    ids = torch.cat([IDS, torch.full((4, 3), N)], 1)
-    assert (
-        preference_loss(wider, {"labels": stacked(ids), **REFERENCE}).item()
-        == preference_loss(LOGITS, {"labels": stacked(IDS), **REFERENCE}).item()
-    )
-
-
 def test_labels_of_count_pairs_give_the_same_loss():
     collate = count_pairs(lambda rows: {"labels": torch.stack(rows)}, shift=1)
     batch = collate(list(IDS))
@@ -291,14 +206,10 @@ def test_labels_of_count_pairs_give_the_same_loss():
 
 
 def test_labels_and_scores_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match=r"must have shape \(pairs, tokens, 2\).*got \(3, 4\)"):
-        preference_loss(LOGITS[:3], IDS[:3], objective=simpo)
     with pytest.raises(TypeError, match="train on precompute_reference_log_probs"):
         preference_loss(LOGITS, IDS)
     with pytest.raises(ValueError, match="stack_pairs"):
         preference_loss(LOGITS, stacked(IDS), 9, objective=simpo)
-    with pytest.raises(ValueError, match="num_labels=1 returns one score"):
-        reward_loss(torch.zeros(4, 2), torch.zeros(2))
     with pytest.raises(ValueError, match="the Trainer would cut some"):
         preference_rewards(LOGITS, IDS, shift=1)
 
@@ -325,8 +236,6 @@ def test_margins_in_the_labels():
     expected = (-math.log(sigmoid(3.0)) - math.log(sigmoid(-2.0))) / 2
     assert found.item() == pytest.approx(expected, rel=1e-12)
 
-
-# --- the stock Trainer -----------------------------------------------------------------------------------------------
 
 CHOSEN, REJECTED = tiny.lm_rows(8), tiny.lm_rows(8, seed=1)
 DATA = [{"chosen": chosen, "rejected": rejected} for chosen, rejected in zip(CHOSEN, REJECTED, strict=True)]
@@ -408,38 +317,32 @@ def accumulated(loss, data, steps):
     return tiny.parameters_after(tiny.trainer(tiny.model("llama"), data, loss, collator=COLLATE, **changes))
 
 
-@pytest.mark.parametrize("objective", [dpo, ipo, simpo, orpo, cpo])
-def test_accumulation_is_one_big_batch(objective):
-    loss, data = partial(preference_loss, objective=objective), referenced(with_empty())
-    once, often = accumulated(loss, data, 1), accumulated(loss, data, 4)
-    for name, value in once.items():
-        torch.testing.assert_close(often[name], value, rtol=0, atol=1e-11, msg=name)
-
-
 def mean_of_the_call(outputs, labels, num_items_in_batch=None):
     """Broken: a loss that ignores the window, divided by the number of micro-batches as the Trainer does."""
     return preference_loss(outputs, labels) / (16 // outputs["logits"].shape[0])
 
 
-def test_a_mean_per_call_is_wrong_under_accumulation():
+@pytest.mark.parametrize(("loss", "right"), [(preference_loss, True), (mean_of_the_call, False)])
+def test_accumulation_is_one_big_batch_for_a_sum_over_the_count(loss, right):
     data = referenced(with_empty())
-    once, often = accumulated(mean_of_the_call, data, 1), accumulated(mean_of_the_call, data, 4)
-    assert max((often[name] - value).abs().max() for name, value in once.items()) > 1e-6
+    once, often = accumulated(loss, data, 1), accumulated(loss, data, 4)
+    difference = max((often[name] - value).abs().max() for name, value in once.items())
+    assert difference < 1e-11 if right else difference > 1e-6
 
 
 def test_a_reward_model_in_the_trainer():
+    names = ("input_ids", "attention_mask")
     data = [
-        {side: {name: row[name] for name in ("input_ids", "attention_mask")} for side, row in pair.items()}
-        for pair in DATA
+        {side: {name: row[name] for name in names} for side, row in pair.items()} | {"margin": 0.5} for pair in DATA
     ]
     gradients = []
     for accumulation in (1, 4):
         trainer = tiny.trainer(
             tiny.model("llama_cls", num_labels=1),
-            [{**pair, "margin": 0.5} for pair in data],
+            data,
             partial(reward_loss, objective=margin_objective),
             collator=stack_pairs(tiny.pad),
-            eval_rows=[{**pair, "margin": 0.5} for pair in data[:5]],
+            eval_rows=data[:5],
             reducer=reward_scores,
             metric=preferences(),
             per_device_train_batch_size=8 // accumulation,
@@ -525,11 +428,6 @@ def test_rewards_per_token_inside_combine():
     assert found["reward_rejected"].tolist() == pytest.approx(means[2:], rel=1e-12)
 
 
-def test_reducers_return_what_the_metric_reads():
-    found = preference_rewards(LOGITS, {"labels": stacked(IDS)}, shift=1)
-    assert {*found} == {*reward_scores(torch.zeros(2, 1), torch.zeros(1))} == {*COLUMNS}
-
-
 def test_ties_count_half():
     columns = {"reward_chosen": [2.0, 1.0, 0.0, 5.0], "reward_rejected": [1.0, 1.0, 3.0, 0.0], "pairs": [1, 1, 1, 0]}
     predictions = {name: np.array(column, dtype=np.float64) for name, column in columns.items()}
@@ -541,10 +439,9 @@ def test_ties_count_half():
         "reward_accuracy": 0.5,
         "pairs": 3.0,
     }
+    del predictions["pairs"]
     with pytest.raises(ValueError, match="needs the columns reward_chosen, reward_rejected, pairs"):
-        preferences()(
-            transformers.EvalPrediction({"reward_chosen": np.ones(1), "reward_rejected": np.ones(1)}, np.ones(1))
-        )
+        preferences()(transformers.EvalPrediction(predictions, np.zeros(4)))
 
 
 @pytest.mark.parametrize("objective", [dpo, simpo, orpo, partial(cpo, weight=0.5)], ids=name)
@@ -573,9 +470,6 @@ def test_an_objective_that_cannot_be_computed_is_refused_before_the_logits_are_r
         preference_loss(torch.zeros(2, 3, V), torch.zeros(2, 3, dtype=torch.long), objective=objective)
     with pytest.raises(TypeError, match=message):
         reward_loss(torch.zeros(2, 1), torch.zeros(1, dtype=torch.long), objective=objective)
-
-
-# --- the reference, once ---------------------------------------------------------------------------------------------
 
 
 def test_reference_log_probs_match_a_loop(capfd):
@@ -642,29 +536,15 @@ def test_a_dataset_gets_two_columns_of_the_models_precision(columns):
 
 
 def test_columns_follow_their_pairs(columns, tmp_path):
-    """Through a slice, select, train_test_split, save_to_disk and a second scoring of a selection."""
-    expected = {str(pair["chosen"]): values for pair, values in zip(columns, log_probs(columns), strict=True)}
-    columns.save_to_disk(tmp_path / "pairs")
-    chosen = columns.select([6, 1, 3])
+    """Through select, save_to_disk and a second scoring of a selection, into the batch."""
+    columns.select([6, 1, 3]).save_to_disk(tmp_path / "pairs")
+    chosen = datasets.load_from_disk(tmp_path / "pairs")
+    assert log_probs(chosen) == [log_probs(columns)[place] for place in (6, 1, 3)]
     again = precompute_reference_log_probs(tiny.model("llama", seed=3), chosen, COLLATE_LISTS, batch_size=3)
-    parts = [datasets.load_from_disk(tmp_path / "pairs"), chosen, *columns.train_test_split(0.25, seed=0).values()]
-    for part in (*parts, columns.select(range(2)).select([1])):
-        assert log_probs(part) == [expected[str(pair["chosen"])] for pair in part]
     np.testing.assert_allclose(log_probs(again), log_probs(chosen), rtol=1e-12)
-    assert columns[2:4]["reference_chosen"] == [values[0] for values in log_probs(columns)[2:4]]
     found = COLLATE_LISTS([*chosen])["labels"]
     assert found["reference_chosen"].dtype == torch.float64
     assert list(zip(*(found[name].tolist() for name in REFERENCE), strict=True)) == log_probs(chosen)
-
-
-def test_dpo_on_a_dataset_trains_as_on_a_list(columns):
-    changes = STEPS | {"per_device_train_batch_size": 4}
-    found, expected = (
-        tiny.parameters_after(tiny.trainer(tiny.model("llama"), data, preference_loss, collator=collator, **changes))
-        for data, collator in ((columns, COLLATE_LISTS), (referenced(batch_size=3), COLLATE))
-    )
-    for name, value in expected.items():
-        assert torch.equal(found[name], value), name
 
 
 def test_an_empty_dataset():
@@ -700,13 +580,8 @@ def test_a_learnable_weight_of_zero_gets_its_gradient():
 
 def test_pair_margins_are_nan_for_pairs_that_do_not_count():
     scores = torch.tensor([[2.0], [0.0], [3.0], [1.5], [4.0], [-1.0]])
-    torch.testing.assert_close(
-        pair_margins(scores, torch.tensor([0, N, 0])),
-        torch.tensor([0.5, torch.nan, 4.0], dtype=torch.float64),
-        rtol=0,
-        atol=0,
-        equal_nan=True,
-    )
+    found = pair_margins(scores, torch.tensor([0, N, 0])).tolist()
+    assert found == pytest.approx([0.5, math.nan, 4.0], abs=0, nan_ok=True)
     rewards = preference_rewards(LOGITS, {"labels": stacked(IDS)}, shift=1)
     found = pair_margins(LOGITS, {"labels": stacked(IDS)}, rewards=partial(preference_rewards, shift=1))
     for margin, chosen, rejected, counts in zip(found, *rewards.values(), strict=True):

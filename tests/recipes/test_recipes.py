@@ -197,9 +197,12 @@ def test_list_prints_every_recipe(capsys):
     assert all(len(line.split()) > 3 for line in lines)
 
 
-def test_show_prints_the_script(capsys):
+def test_show_prints_the_script_or_the_names_of_all(capsys):
     main(["show", "dpo"])
     assert capsys.readouterr().out == recipes()["dpo"].read_text(encoding="utf-8")
+    with pytest.raises(SystemExit):
+        main(["show", "nothing"])
+    assert "early_stopping" in capsys.readouterr().err
 
 
 def test_copy_writes_a_script_that_runs_and_never_overwrites(tmp_path, capsys, monkeypatch):
@@ -217,9 +220,3 @@ def test_copy_writes_a_script_that_runs_and_never_overwrites(tmp_path, capsys, m
     printed = capsys.readouterr()
     assert "macro F1" in printed.out
     assert "2/2" in printed.err, "the Trainer shows progress"
-
-
-def test_an_unknown_recipe_is_refused(capsys):
-    with pytest.raises(SystemExit):
-        main(["show", "nothing"])
-    assert "early_stopping" in capsys.readouterr().err
