@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 from torch import Tensor
 
-from ._core.alignment import Labels, Outputs, Selector, scored_places, split_labels
+from ._core.alignment import Labels, Outputs, Selector, output_entry, scored_places, split_labels
 from ._core.autograd import disable_compile
 from ._core.checks import as_list, check_logits, strings
 from ._core.hidden import HiddenStates
@@ -68,17 +68,7 @@ def causal_lm_loss(
         >>> causal_lm_loss({"logits": logits}, labels)
         tensor(1.3863)
     """
-    return token_loss(
-        outputs,
-        labels,
-        num_items_in_batch,
-        term,
-        shift,
-        normalize=normalize,
-        select=select,
-        source=source,
-        overwrite_logits=overwrite_logits,
-    )
+    return token_loss(outputs, labels, num_items_in_batch, term, shift, normalize, select, source, overwrite_logits)
 
 
 def masked_lm_loss(
@@ -124,17 +114,7 @@ def masked_lm_loss(
         >>> masked_lm_loss(torch.zeros(1, 3, 4), torch.tensor([[-100, 2, -100]]))
         tensor(1.3863)
     """
-    return token_loss(
-        outputs,
-        labels,
-        num_items_in_batch,
-        term,
-        0,
-        normalize=normalize,
-        select=select,
-        source=source,
-        overwrite_logits=overwrite_logits,
-    )
+    return token_loss(outputs, labels, num_items_in_batch, term, 0, normalize, select, source, overwrite_logits)
 
 
 def seq2seq_lm_loss(
@@ -183,43 +163,34 @@ def seq2seq_lm_loss(
         >>> seq2seq_lm_loss(torch.zeros(1, 2, 4), torch.tensor([[3, 1]]))
         tensor(1.3863)
     """
-    return token_loss(
-        outputs,
-        labels,
-        num_items_in_batch,
-        term,
-        0,
-        normalize=normalize,
-        select=select,
-        source=source,
-        overwrite_logits=overwrite_logits,
-        decoder=True,
-    )
+    options = normalize, select, source, overwrite_logits
+    return token_loss(outputs, labels, num_items_in_batch, term, 0, *options, decoder=True)
 
 
 @disable_compile
 def token_loss(
     outputs: Outputs,
-    labels: Labels | None,
+    labels: Labels,
     num_items_in_batch: NumItems,
     term: Term,
     shift: int,
-    *,
-    normalize: Normalize = "tokens",
-    select: Selector | None = None,
-    source: HiddenStates | None = None,
-    overwrite_logits: bool = False,
+    normalize: Normalize,
+    select: Selector | None,
+    source: HiddenStates | None,
+    overwrite_logits: bool,
     decoder: bool = False,
 ) -> Tensor:
-    """Compute the loss of a language model: split the labels, find the logits, then as for any class ids."""
+    """Split the labels, find the logits, and compute the loss of their class ids.
+
+    With `decoder` the decoder must have seen as many positions as there are labels.
+    """
     ids, extras = split_labels(labels)
     logits = open_source(outputs, ids, select, source)
     shape = logits.like.shape
     if decoder and len(shape) == 3 and ids.ndim == 2 and shape[1] != ids.shape[1]:
         raise ValueError(
             f"the decoder saw {shape[1]} positions for {ids.shape[1]} labels. Without decoder_input_ids some models "
-            "(BART) decode their own source: wrap the collator in "
-            "lossfns.collators.with_decoder_inputs(collator, model)"
+            "(BART) decode their source: wrap the collator in lossfns.collators.with_decoder_inputs(collator, model)"
         )
     return label_loss(
         logits,
@@ -288,21 +259,12 @@ def multi_token_loss(
         )
     ids, extras = split_labels(labels)
     host = ids.detach().cpu()  # once for all heads
-    logits = [_logits(outputs, name) for name in heads]
+    logits = [check_logits(output_entry(outputs, name, "heads= names the logits of each head")) for name in heads]
     count = item_count(num_items_in_batch, int(scored_places(host, 1).sum()), logits[0].device)
-    losses = [
-        causal_lm_loss(
+    parts = []
+    for shift, (weight, head_logits) in enumerate(zip(weights, logits, strict=True), start=1):
+        loss = causal_lm_loss(
             head_logits, {"labels": host, **extras}, count, term=term, shift=shift, overwrite_logits=overwrite_logits
         )
-        for shift, head_logits in enumerate(logits, start=1)
-    ]
-    parts = [weight * loss for weight, loss in zip(weights, losses, strict=True)]
+        parts.append(weight * loss)
     return sum(parts[1:], parts[0])
-
-
-def _logits(outputs: Outputs, name: str) -> Tensor:
-    found = outputs.get(name) if isinstance(outputs, Mapping) else None
-    if found is None:
-        given = sorted(outputs) if isinstance(outputs, Mapping) else type(outputs).__name__
-        raise ValueError(f"expected '{name}' among the outputs, got {given}; heads= names the logits of each head")
-    return check_logits(found)

@@ -95,6 +95,15 @@ def select_logits(outputs: Outputs, labels: Tensor | None, select: Selector | No
     return check_logits(found)
 
 
+def output_entry(outputs: Any, name: str, fix: str) -> Tensor:
+    """Return a tensor among the outputs of a model by its name, or raise ValueError with `fix`."""
+    found = outputs.get(name) if isinstance(outputs, Mapping) else None
+    if not isinstance(found, Tensor):
+        given = sorted(outputs) if isinstance(outputs, Mapping) else type(outputs).__name__
+        raise ValueError(f"expected '{name}' among the outputs of the model, got {given}. {fix}")
+    return found
+
+
 def _first_fitting(outputs: Any, labels: Tensor | None) -> Tensor:
     if not isinstance(outputs, (tuple, list)):
         raise TypeError(
