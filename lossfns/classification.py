@@ -12,15 +12,7 @@ from torch import Tensor
 
 from ._core.alignment import Labels, Outputs, Selector, align, select_logits, split_labels
 from ._core.autograd import disable_compile
-from ._core.checks import (
-    IGNORED,
-    ClassValues,
-    check_ids,
-    check_normalize,
-    check_range,
-    check_smoothing,
-    class_table,
-)
+from ._core.checks import IGNORED, ClassValues, check_ids, check_normalize, check_range, check_smoothing, class_table
 from ._core.normalization import NumItems, item_count
 from ._core.rows import compute_dtype
 from ._core.signature import Term, check_options, name_of

@@ -315,8 +315,8 @@ def kto(
         tensor([0.5000, 0.7311])
     """
     check_positive(beta, "beta")
-    origin = reference_point
-    gain = beta * (log_ratio - torch.as_tensor(origin, dtype=log_ratio.dtype, device=log_ratio.device).detach())
+    origin = torch.as_tensor(reference_point, dtype=log_ratio.dtype, device=log_ratio.device).detach()
+    gain = beta * (log_ratio - origin)
     return torch.where(desirable != 0, desirable_weight * (-gain).sigmoid(), undesirable_weight * gain.sigmoid())
 
 
@@ -566,12 +566,8 @@ def _pair_loss(
     """Bind the objective to the preference pairs that count, sum its values and divide by the count."""
     index, device = counted.nonzero().flatten(), measured["chosen"].device
     on_device = index.to(device, non_blocking=True)
-    bound = bind(
-        objective,
-        Alignment(Rows(index, on_device, None), on_device, counted.shape),
-        extras,
-        statistics=tuple(measured),
-    )
+    aligned = Alignment(Rows(index, on_device, None), on_device, counted.shape)
+    bound = bind(objective, aligned, extras, statistics=tuple(measured))
     count = item_count(num_items_in_batch, len(index), device)
     with autocast_off(device):
         return bound.total({name: measured[name][on_device] for name in bound.fields}, count)

@@ -65,11 +65,7 @@ def from_sklearn(
 
 
 def from_evaluate(
-    module: Any,
-    *,
-    kind: Kind,
-    higher_is_better: Mapping[str, bool | None],
-    options: Mapping[str, Any] | None = None,
+    module: Any, *, kind: Kind, higher_is_better: Mapping[str, bool | None], options: Mapping[str, Any] | None = None
 ) -> Metric:
     """Return a metric from a loaded metric of Hugging Face `evaluate`; nothing is downloaded or cast.
 

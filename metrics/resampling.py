@@ -54,9 +54,8 @@ def by_group(metric: Metric, groups: Sequence[Any], *, labels: Sequence[Any] | N
     """
     _check_divisible(metric)
     names, places = _names_and_places("groups", groups, "the group of each sample, such as dataset['language']")
-    given = (
-        None if labels is None else sequence("labels", labels, "the labels of each sample, as the collator makes them")
-    )
+    expected = "the labels of each sample, as the collator makes them"
+    given = None if labels is None else sequence("labels", labels, expected)
     if not names or (given is not None and len(given) != len(places)):
         count = None if given is None else len(given)
         raise ValueError(f"groups and labels must have one entry per sample, got {len(places)} groups, labels: {count}")

@@ -476,13 +476,6 @@ RULES: tuple[Check, ...] = (
 )  # fmt: skip
 
 
-def _left_out(batches: _TaskBatches | _MadeBatches) -> tuple[Check, ...]:
-    """Return the rules that do not apply to these batches."""
-    if isinstance(batches, _MadeBatches):
-        return (alignment,) if batches.lengths else (alignment, padding)
-    return () if batches.task.sequence else (shapes, small, alignment, padding)
-
-
 def _batches(
     task: str | Task | Make, classes: int, extras: Mapping[str, Extra] | None, lengths: Collection[int]
 ) -> _TaskBatches | _MadeBatches:
@@ -534,7 +527,10 @@ def reducer_rules(
         ['signature', 'returns']
     """
     batches = _batches(task, classes, extras, lengths)
-    left_out = _left_out(batches)
+    if isinstance(batches, _MadeBatches):
+        left_out = (alignment,) if batches.lengths else (alignment, padding)
+    else:
+        left_out = () if batches.task.sequence else (shapes, small, alignment, padding)
     checks = [rule for rule in RULES if rule not in left_out]
     return select(checks, partial(ReducerSubject, batches=batches, classes=classes), skip)
 

@@ -12,12 +12,7 @@ import torch
 from torch import Tensor
 
 from .alignment import Alignment, align
-from .autograd import (
-    autocast_off,
-    refuse_second_order,
-    scale_saved_gradient,
-    without_saved_tensor_hooks,
-)
+from .autograd import autocast_off, refuse_second_order, scale_saved_gradient, without_saved_tensor_hooks
 from .block import Block, blocks, check_overwritable, empty, gradient_buffer, join, row_statistics
 from .checks import MARKERS, check_normalize
 from .combined import apply_weights, factors, function_name, sequence_averaged, summands
@@ -70,11 +65,7 @@ class BoundTerm:
         return values.to(like.dtype)
 
     def total(
-        self,
-        measured: Mapping[str, Tensor],
-        count: Tensor,
-        probs: Tensor | None = None,
-        values: Tensor | None = None,
+        self, measured: Mapping[str, Tensor], count: Tensor, probs: Tensor | None = None, values: Tensor | None = None
     ) -> Tensor:
         """Return the sum over all labels, each times its probability if given, divided by `count`.
 

@@ -11,7 +11,7 @@ import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import product
 from typing import Any
 from unittest import mock
@@ -571,14 +571,10 @@ def loss_rules(
         scales_with_weights: reweight is None,
         matches_reference: reference is None,
     }
-    options: dict[str, Any] = {
-        "extras": extras,
-        "count": count or found.items,
-        "reference": reference,
-        "reweight": reweight,
-    }
-    subject = partial(LossSubject, task=found, classes=classes, **options)
-    return select([rule for rule in RULES if not left_out.get(rule)], subject, skip)
+    given = classes, extras, count or found.items, reference, reweight
+    return select(
+        [rule for rule in RULES if not left_out.get(rule)], lambda loss: LossSubject(loss, found, *given), skip
+    )
 
 
 def check_loss(loss: Loss, task: str | Task = "causal_lm", **options: Any) -> Report:

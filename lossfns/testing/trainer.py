@@ -545,14 +545,10 @@ def _higher_is_better(key: str, metric: Any) -> bool | None:
 def _is_taken(name: str) -> bool:
     """Return whether the Trainer writes a score of this name itself; False if the package metrics is not installed."""
     try:
-        from metrics._core.keys import check_free
-
-        check_free([name])
+        from metrics._core.keys import is_reserved
     except ImportError:
         return False
-    except ValueError:
-        return True
-    return False
+    return is_reserved(name)
 
 
 def _described(tree: Any) -> str:
