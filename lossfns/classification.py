@@ -319,8 +319,7 @@ def multi_label_loss(
     if bool(wrong.any()):
         raise ValueError(
             f"labels must be 1 (present), 0 (absent), a probability between them, or {IGNORED} (missing), got "
-            f"{host[wrong][0].item()}. Map another mark of missing labels with lossfns.collators.replace_labels or "
-            "mask_missing"
+            f"{host[wrong][0].item()}. Map other marks with lossfns.collators.replace_labels or mask_missing"
         )
     count = item_count(num_items_in_batch, int((host != IGNORED).sum()), logits.device)
     return binary_loss(logits, host, extras, count, term, pos_weight=weight, label_smoothing=label_smoothing)

@@ -148,8 +148,7 @@ def add_losses(parts: Mapping[str, tuple[float, Loss]]) -> AddedLosses:
     for _, loss in list(parts.values())[:-1]:
         if getattr(inspect.signature(loss).parameters.get("overwrite_logits"), "default", False) is True:
             raise ValueError(
-                f"{name_of(loss)} has overwrite_logits=True, but a later part reads the logits: only the last part may "
-                "overwrite them"
+                f"{name_of(loss)} has overwrite_logits=True, but only the last part may overwrite the logits"
             )
     return AddedLosses(tuple((name, float(weight), loss) for name, (weight, loss) in parts.items()))
 
@@ -246,7 +245,6 @@ def _local_count(labels: Labels, shift: int) -> Tensor:
     units = [counted for counted, marker in MARKERS.items() if marker in extras]
     if units:
         raise ValueError(
-            f"with_aux_loss weights the model's loss by labels, but the collator makes the Trainer count {units[0]}: "
-            f"drop count_{units[0]}"
+            f"with_aux_loss needs a count of labels, but the collator counts {units[0]}: drop count_{units[0]}"
         )
     return scored_places(ids, shift).sum().to(accumulator_dtype(ids.device))

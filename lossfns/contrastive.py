@@ -133,8 +133,7 @@ def info_nce_loss(
     queries, keys = map(check_logits, embeddings)
     if queries.ndim != 2 or queries.shape != keys.shape:
         raise ValueError(
-            f"queries and keys must have the same shape (batch, size), got {tuple(queries.shape)} and "
-            f"{tuple(keys.shape)}"
+            f"queries and keys must both be (batch, size), got {tuple(queries.shape)} and {tuple(keys.shape)}"
         )
     kept, ids = _kept_samples(labels, queries)
     with autocast_off(queries.device):
@@ -150,8 +149,7 @@ def _kept_samples(labels: Labels | None, samples: Tensor) -> tuple[Tensor | slic
     ids, extras = split_labels(labels)
     if extras:
         raise ValueError(
-            f"labels must be the ids alone, got the extra tensors {sorted(extras)}, which would be ignored: a "
-            "contrastive loss has no term that reads them"
+            f"labels must be the ids alone, got the extra tensors {sorted(extras)}, which this loss does not read"
         )
     check_ids(ids)
     if ids.shape != samples.shape[:1]:

@@ -253,10 +253,7 @@ def multi_token_loss(
         tensor(1.5942)
     """
     if not strings(heads, "heads") or len(heads) != len(as_list(weights, "weights")):
-        raise ValueError(
-            f"expected one weight per head, as heads=('logits', 'further'), weights=(1.0, 0.3); got {heads!r} and "
-            f"{weights!r}"
-        )
+        raise ValueError(f"expected one weight per head, for at least one head, got {heads!r} and {weights!r}")
     ids, extras = split_labels(labels)
     host = ids.detach().cpu()  # once for all heads
     logits = [check_logits(output_entry(outputs, name, "heads= names the logits of each head")) for name in heads]

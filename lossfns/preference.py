@@ -498,8 +498,7 @@ def pair_rows(ids: Tensor) -> Tensor:
     if ids.ndim == 2 and ids.shape[0] % 2 == 0:
         return ids
     raise ValueError(
-        "labels must have shape (pairs, tokens, 2), as collators.stack_pairs returns them, or (2 * pairs, tokens), the "
-        f"chosen sequences first, got {tuple(ids.shape)}"
+        f"labels must be (pairs, tokens, 2), as stack_pairs makes them, or (2 * pairs, tokens), got {tuple(ids.shape)}"
     )
 
 

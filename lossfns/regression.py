@@ -273,8 +273,7 @@ def _known_targets(targets: Tensor, device: torch.device) -> Alignment:
     if wrong.numel():
         raise ValueError(
             f"targets must be finite, got {wrong[0].item()} in {wrong.numel()} of {host.numel()}. Mark missing targets "
-            f"with {IGNORED}, which the Trainer leaves out of its count: wrap the collator in "
-            "lossfns.collators.mask_missing(collator)"
+            f"with {IGNORED}: wrap the collator in lossfns.collators.mask_missing(collator)"
         )
     positions = (host != IGNORED).nonzero().flatten()
     moved = positions.to(device, non_blocking=True)

@@ -54,9 +54,7 @@ class TrainingMetrics:
         """
         loss = trainer.compute_loss_func
         if not isinstance(loss, WatchedLoss) or loss.metrics is not self:
-            raise ValueError(
-                f"the Trainer's compute_loss_func must be watch(loss, metrics, ...) with these metrics, got {loss!r}"
-            )
+            raise ValueError(f"compute_loss_func must be watch(loss, metrics, ...) with these metrics, got {loss!r}")
         trainer.add_callback(_log_callback(self, trainer.accelerator))
         # Move it to the front, so that the callbacks that print and report find the means in the line.
         callbacks = trainer.callback_handler.callbacks
@@ -148,8 +146,7 @@ class WatchedLoss:
         if measured is None:
             raise ValueError(
                 f"{name_of(self.loss)} does not measure class probabilities of single labels, so that "
-                f"{', '.join(column for _, column in self.columns)} cannot be watched: watch its parts alone, "
-                "watch(loss, metrics)"
+                f"{', '.join(column for _, column in self.columns)} cannot be watched: use watch(loss, metrics)"
             )
         values = next(iter(measured.values()))
         weight = torch.full((), float(values.numel()), device=values.device)  # unlike tensor(), it does not wait

@@ -462,9 +462,8 @@ def _refuse_softmax(probabilities: Array, actual: Array) -> None:
     telling = (probabilities.max(-1, initial=0) < SURE) & (probabilities != 0.5).any(-1)
     if telling.sum() >= TELLING:
         raise ValueError(
-            "all rows of 'probabilities' sum to 1 but samples do not have exactly one label each, so this is a softmax "
-            "over the classes. Use the reducer partial(reducers.probabilities, multi_label=True), which returns one "
-            "probability per label"
+            "all rows of 'probabilities' sum to 1, as a softmax over classes does, but samples do not have exactly one "
+            "label each. Use the reducer partial(reducers.probabilities, multi_label=True)"
         )
 
 

@@ -139,7 +139,7 @@ def extractive_qa(
     unknown = [feature["example_id"] for feature in features if feature["example_id"] not in places]
     if unknown or not features:
         raise ValueError(
-            f"features must belong to the examples by example_id, got {len(features)} features, unknown: {unknown[:3]}"
+            f"features must belong to the examples, got {len(features)} features, unknown ids {unknown[:3]}"
         )
     if math.isnan(null_threshold):
         raise ValueError("null_threshold must be a number of logits, got nan")

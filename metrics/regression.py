@@ -99,9 +99,7 @@ def pairs(predictions: Any, labels: Any) -> Columns:
             f"{values.shape} and labels {targets.shape}. The number of targets is the model's num_labels"
         )
     if np.isnan(targets).any():
-        raise ValueError(
-            "a label is NaN: mark missing labels by -100.0, as lossfns.collators.mask_missing(collator) does"
-        )
+        raise ValueError("labels must not be NaN: mark missing ones by -100.0, as lossfns.collators.mask_missing does")
     return {"predictions": values.astype(np.float64), "labels": targets.astype(np.float64)}
 
 

@@ -117,9 +117,7 @@ class _MadeBatches:
         arguments = Arguments(*made)
         sizes = [len(leaf) for leaf in tensors((arguments.labels, arguments.logits)) if leaf.ndim]
         if not sizes or sizes[0] < 4 or any(size % sizes[0] for size in sizes):
-            raise ValueError(
-                f"the tensors of a batch must have the same number of samples >= 4 first, got {sizes} rows"
-            )
+            raise ValueError(f"all tensors of a batch must have the same number of samples >= 4, got {sizes} rows")
         return arguments
 
     def widths(self, arguments: Arguments) -> set[int]:
@@ -481,9 +479,7 @@ def _batches(
 ) -> _TaskBatches | _MadeBatches:
     if not callable(task):
         if lengths:
-            raise ValueError(
-                f"lengths must be empty unless task is a function, got {lengths}: a Task knows its lengths"
-            )
+            raise ValueError(f"lengths must be empty unless task is a function, got {lengths}")
         return _TaskBatches(find_task(task), extras)
     if extras:
         raise ValueError("extras must be empty if task is a function: let the function add them to the labels")

@@ -107,8 +107,7 @@ def output_entry(outputs: Any, name: str, fix: str) -> Tensor:
 def _first_fitting(outputs: Any, labels: Tensor | None) -> Tensor:
     if not isinstance(outputs, (tuple, list)):
         raise TypeError(
-            f"outputs must be a ModelOutput, a dict, a tuple or a tensor, got {type(outputs).__name__}; "
-            "select= takes a function that picks the logits"
+            f"outputs must be a ModelOutput, dict, tuple or tensor, got {type(outputs).__name__}; use select="
         )
     for item in outputs:
         if isinstance(item, Tensor) and item.is_floating_point() and _fits(item, labels):
@@ -116,9 +115,8 @@ def _first_fitting(outputs: Any, labels: Tensor | None) -> Tensor:
     shapes = [tuple(item.shape) if isinstance(item, Tensor) else type(item).__name__ for item in outputs]
     wanted = "two or more dimensions" if labels is None else f"labels of shape {tuple(labels.shape)}"
     raise ValueError(
-        f"found no logits among the outputs {shapes}: none is a floating tensor that fits {wanted}. A model that "
-        "returns a plain tuple loses its first entry in the Trainer's evaluation: return a dict, or pick an entry with "
-        "select="
+        f"found no logits among the outputs {shapes}: none is a floating tensor that fits {wanted}. The Trainer's "
+        "evaluation drops the first entry of a plain tuple: return a dict, or pick an entry with select="
     )
 
 
@@ -214,11 +212,9 @@ def _check_shapes(logits: Tensor, labels: Tensor) -> None:
     length, wanted = logits.shape[labels.ndim - 1], labels.shape[-1]
     if length < wanted:
         raise ValueError(
-            f"logits cover {length} positions, labels {wanted}: the model was asked for fewer logits (logits_to_keep). "
-            "If the collator asked for them, wrap it in keep_supervised_logits(collator), which cuts the labels to "
-            "match; its index of positions does not survive DataParallel (start one process per GPU with torchrun) or "
-            "dispatch_batches (set accelerator_config={'dispatch_batches': False}). If hidden_states(model) asked for "
-            "them, pass it as source="
+            f"logits cover {length} positions, labels {wanted}: the model was asked for fewer logits (logits_to_keep). Wrap the "
+            "collator in keep_supervised_logits(collator), or pass hidden_states(model) as source=. Positions to keep do not "
+            "survive DataParallel (use torchrun) or dispatch_batches (accelerator_config={'dispatch_batches': False})"
         )
     if length > wanted and labels.ndim != 2:
         raise ValueError(f"logits {tuple(logits.shape)} have more rows than labels {tuple(labels.shape)}")

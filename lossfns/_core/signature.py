@@ -43,9 +43,7 @@ def parameters(
             )
         if parameter.default is not parameter.empty:
             if parameter.name in known:
-                raise TypeError(
-                    f"{name_of(term)} binds '{parameter.name}', which is measured for each label; drop its value"
-                )
+                raise TypeError(f"{name_of(term)} binds '{parameter.name}', which the loss measures; drop its value")
             if extras is not None and parameter.name in extras:
                 raise TypeError(
                     f"'{parameter.name}' is in the dict of labels, but {name_of(term)} has an option of that name with "

@@ -161,9 +161,8 @@ def sequence_starts(batch: Batch, labels: Tensor) -> Tensor:
     positions = batch.get("position_ids")
     if not isinstance(positions, Tensor) or positions.shape != labels.shape:
         raise ValueError(
-            f"the collator must return position_ids of the labels' shape {tuple(labels.shape)} to separate packed "
-            f"sequences, as DataCollatorWithFlattening does, got {describe(positions)}. For one sequence per row use "
-            "mask_first_label"
+            f"the collator must return position_ids of the labels' shape {tuple(labels.shape)}, as "
+            f"DataCollatorWithFlattening does, got {describe(positions)}. For one sequence per row use mask_first_label"
         )
     starts = torch.ones_like(labels, dtype=torch.bool)
     starts[:, 1:] = positions.diff(dim=1) != 1

@@ -164,8 +164,7 @@ def _refuse_dispatched_batches() -> None:
         raise ValueError(
             "keep_supervised_logits does not work with dispatch_batches, which splits every tensor of a batch along "
             "its first dimension, the index of positions too. Set "
-            "TrainingArguments(accelerator_config={'dispatch_batches': False}), so that each process reads its own "
-            "batches"
+            "TrainingArguments(accelerator_config={'dispatch_batches': False})"
         )
 
 
@@ -234,9 +233,7 @@ def with_decoder_inputs(collator: Collator, model: Any) -> Changed:
     config = getattr(model, "config", None)
     start, pad = (getattr(config, name, None) for name in ("decoder_start_token_id", "pad_token_id"))
     if start is None or pad is None:
-        raise ValueError(
-            f"model.config must have decoder_start_token_id and pad_token_id for decoder inputs, got {start} and {pad}"
-        )
+        raise ValueError(f"model.config must have decoder_start_token_id and pad_token_id, got {start} and {pad}")
     prepare = getattr(model, "prepare_decoder_input_ids_from_labels", None)
     probe = torch.tensor([[pad + 1, pad + 2, IGNORED]], device="cpu")
     if prepare is not None and not torch.equal(prepare(probe), shifted_right(probe, start, pad)):

@@ -54,10 +54,7 @@ def collated(collator: Collator, features: list[Any]) -> Batch:
     """
     batch: Any = collator(features)
     if not isinstance(batch, Mapping):
-        raise TypeError(
-            "the collator must return a dict of tensors with the inputs of the model and 'labels', got "
-            f"{type(batch).__name__} from {collator!r}"
-        )
+        raise TypeError(f"the collator must return a dict of tensors, got {type(batch).__name__} from {collator!r}")
     return dict(batch)
 
 

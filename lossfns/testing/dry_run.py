@@ -174,9 +174,7 @@ def _first_batch(trainer: Any, dataset: Any, size: int) -> Mapping[str, Any]:
     if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
         return collate([dataset[place] for place in range(min(size, len(dataset)))])
     if iter(dataset) is dataset:
-        raise ValueError(
-            "the dataset is an iterator, which this check would consume; pass one that can be iterated twice"
-        )
+        raise ValueError("the dataset is an iterator, which this check would consume; pass an iterable instead")
     return collate(list(islice(dataset, size)))
 
 

@@ -154,7 +154,4 @@ def chosen(entries: Array, where: Array) -> Array:
 
 def _check_range(name: str, ids: Array, num_classes: int, hint: str) -> None:
     if ids.size and not 0 <= ids.min() <= ids.max() < num_classes:
-        raise ValueError(
-            f"{name} must be in 0 to {num_classes - 1} (num_classes={num_classes}), got {ids.min()} to {ids.max()}; "
-            f"{hint}"
-        )
+        raise ValueError(f"{name} must be 0 to {num_classes - 1}, got {ids.min()} to {ids.max()}; {hint}")

@@ -91,8 +91,7 @@ def named_columns(predictions: Any) -> Columns:
         for name, array in value.items() if isinstance(value, Mapping) else ((outer, value),):
             if name in found:
                 raise ValueError(
-                    f"predictions hold two columns called {name!r} ({describe(predictions)}): the reducer must return "
-                    "each name once"
+                    f"two columns are called {name!r}, but each name must occur once: {describe(predictions)}"
                 )
             found[name] = array
     return found
@@ -162,9 +161,8 @@ def _batch(predictions: Any, label_ids: Any) -> Batch:
     for side, path, leaf in found:
         if leaf.ndim == 0 or leaf.shape[:1] != shape[:1]:
             raise ValueError(
-                f"{'.'.join(filter(None, (side, path)))} has shape {leaf.shape}, the labels have shape {shape}: "
-                "dim 0 must be the sample in all of them. A reducer returns (batch, ...); it must not average over "
-                "the batch, and must not select or flatten tokens"
+                f"{'.'.join(filter(None, (side, path)))} has shape {leaf.shape}, the labels have shape {shape}: dim 0 must be "
+                "the sample in all of them. A reducer must not average over the batch, nor select or flatten tokens"
             )
     return Batch(predictions, labels, shape[0])
 
