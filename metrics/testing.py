@@ -296,10 +296,11 @@ def interrupted(metric: MetricSubject) -> Iterator[Finding]:
         yield Refusal("steps", f"{type(error).__name__}: {error}")
         return
 
-    for what, again in {
+    ways: dict[str, Callable[..., Any]] = {
         "by steps": lambda subject: _steps(subject, metric.pieces((2,))),
         "in arrays": lambda subject: subject(metric.piece()),
-    }.items():
+    }
+    for what, again in ways.items():
         broken = metric.fresh
         broken(_tensors(metric.piece(slice(0, 1))), compute_result=False)
         yield from _same(f"the next one, {what}", _attempt(again, broken), metric.scores())

@@ -523,6 +523,7 @@ def reducer_rules(
         ['signature', 'returns']
     """
     batches = _batches(task, classes, extras, lengths)
+    left_out: tuple[Check, ...]
     if isinstance(batches, _MadeBatches):
         left_out = (alignment,) if batches.lengths else (alignment, padding)
     else:

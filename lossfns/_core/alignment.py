@@ -212,9 +212,9 @@ def _check_shapes(logits: Tensor, labels: Tensor) -> None:
     length, wanted = logits.shape[labels.ndim - 1], labels.shape[-1]
     if length < wanted:
         raise ValueError(
-            f"logits cover {length} positions, labels {wanted}: the model was asked for fewer logits (logits_to_keep). Wrap the "
-            "collator in keep_supervised_logits(collator), or pass hidden_states(model) as source=. Positions to keep do not "
-            "survive DataParallel (use torchrun) or dispatch_batches (accelerator_config={'dispatch_batches': False})"
+            f"logits cover {length} positions, labels {wanted}: the model was asked for fewer logits (logits_to_keep). "
+            "Wrap the collator in keep_supervised_logits(collator), or pass hidden_states(model) as source=. An index "
+            "does not survive DataParallel (use torchrun) or dispatch_batches (set it to False in accelerator_config)"
         )
     if length > wanted and labels.ndim != 2:
         raise ValueError(f"logits {tuple(logits.shape)} have more rows than labels {tuple(labels.shape)}")

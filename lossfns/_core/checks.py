@@ -110,8 +110,8 @@ def check_shift(shift: int, labels: Tensor | None = None) -> None:
         raise ValueError(f"shift must be an int >= 0 (1 causal, 0 masked or classification), got {shift!r}")
     if shift and labels is not None and labels.ndim < 2:
         raise ValueError(
-            f"shift={shift} needs labels of shape (batch, sequence), got {tuple(labels.shape)}: a shift after flattening "
-            "would leak from one row into the next. Labels with one id per sample have no shift: use shift=0"
+            f"shift={shift} needs labels of shape (batch, sequence), got {tuple(labels.shape)}: a shift after "
+            "flattening would leak from one row into the next. For one label per sample use shift=0"
         )
 
 

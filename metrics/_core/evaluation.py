@@ -161,8 +161,8 @@ def _batch(predictions: Any, label_ids: Any) -> Batch:
     for side, path, leaf in found:
         if leaf.ndim == 0 or leaf.shape[:1] != shape[:1]:
             raise ValueError(
-                f"{'.'.join(filter(None, (side, path)))} has shape {leaf.shape}, the labels have shape {shape}: dim 0 must be "
-                "the sample in all of them. A reducer must not average over the batch, nor select or flatten tokens"
+                f"{'.'.join(filter(None, (side, path)))} has shape {leaf.shape}, the labels have shape {shape}: dim 0 "
+                "must be the sample in both. A reducer must not average over the batch, nor select or flatten tokens"
             )
     return Batch(predictions, labels, shape[0])
 

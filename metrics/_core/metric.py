@@ -239,8 +239,8 @@ class Metric:
             return
         raise ValueError(
             f"expected num_samples={self.num_samples} rows, got {rows}. The state was reset: if an earlier evaluation "
-            "was interrupted, run this one again. Otherwise num_samples, or the number of groups, units or features, must "
-            "be that of the evaluated dataset (dataloader_drop_last drops rows, Seq2SeqTrainer may repeat some)"
+            "was interrupted, run this one again. Otherwise num_samples, or the number of groups, units or features, "
+            "must be that of the dataset (dataloader_drop_last drops rows, Seq2SeqTrainer may repeat some)"
         )
 
 

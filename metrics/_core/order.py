@@ -38,8 +38,8 @@ def check_order(differ: Array) -> None:
     wrong = np.flatnonzero(differ)
     if wrong.size:
         raise ValueError(
-            f"the labels of {wrong.size} of {len(differ)} samples, the first in row {wrong[0]}, differ from those of the "
-            "dataset: a sampler reorders the evaluation (group_by_length=True), or these are not the collator's labels"
+            f"the labels of {wrong.size} of {len(differ)} samples, the first in row {wrong[0]}, differ from those of "
+            "the dataset: a sampler reorders them (group_by_length=True), or these are not the collator's labels"
         )
 
 
