@@ -40,7 +40,7 @@ def classification_loss(
     normalize: Normalize = "items",
     select: Selector | None = None,
 ) -> Tensor:
-    """Compute the mean of a term over samples with one class each, exact under gradient accumulation and processes.
+    """Compute the mean of a term over samples with one class each, exact under gradient accumulation and DDP.
 
         sum over samples of term(logits + logit_adjustment, class id) / number of samples
 
@@ -116,7 +116,7 @@ def token_classification_loss(
     normalize: NormalizeTokens = "tokens",
     select: Selector | None = None,
 ) -> Tensor:
-    """Compute the mean of a term over labelled tokens, exact under gradient accumulation and processes.
+    """Compute the mean of a term over labeled tokens, exact under gradient accumulation and DDP.
 
         sum over tokens of term(logits + logit_adjustment, class id) / number of tokens
 
@@ -126,7 +126,7 @@ def token_classification_loss(
         outputs: the model's outputs: a ModelOutput or dict with `logits`, a tuple, or logits `(B, S, C)`.
         labels: class ids `(B, S)`, -100 where a token has no label; or soft labels, floats `(B, S, C)` whose rows sum
             to 1 or are -100 throughout; or `{"labels": either, name: extra}`.
-        num_items_in_batch: the Trainer's count over the accumulation window, in any of its forms: labelled tokens, or
+        num_items_in_batch: the Trainer's count over the accumulation window, in any of its forms: labeled tokens, or
             tokens times classes for soft labels. None counts the tokens of this call.
         term: what is minimized per token.
         class_weights: one weight per class, `(C,)`: short for `class_weighted(term, class_weights)`.
@@ -135,7 +135,7 @@ def token_classification_loss(
         logit_adjustment: one number per class that is added to the logits, `(C,)`.
         margins: one number per class that is subtracted from the logit of the label's class, `(C,)`; see
             `ldam_margins`.
-        normalize: "tokens" divides by the number of labelled tokens, weighted or not. "weights" divides by their
+        normalize: "tokens" divides by the number of labeled tokens, weighted or not. "weights" divides by their
             weights before smoothing, as torch's weighted mean does; it is exact only without gradient accumulation and
             in one process.
         select: a function of `outputs` that returns the logits.

@@ -122,7 +122,7 @@ class AddedLosses:
 def add_losses(parts: Mapping[str, tuple[float, Loss]]) -> AddedLosses:
     """Return the weighted sum of several losses of one batch as one loss.
 
-    Each part is computed on its own, with a gradient of the logits of its own. For several terms of the same loss use
+    Each part is computed separately, with a separate gradient of the logits. For several terms of the same loss use
     `weighted_sum`, which is one pass over the logits.
 
     Args:
@@ -181,9 +181,9 @@ class WithAuxLoss:
 def with_aux_loss(loss: Loss, field: str, weight: float, *, shift: int | None = None) -> WithAuxLoss:
     """Add a loss that the model computes itself: the balance of a mixture of experts, a router's z-loss, a depth head.
 
-    The Trainer takes the labels away, so that the model does not add this loss to its own. It is a mean over a
-    micro-batch; weighted by the share of the window's labels that the micro-batch holds, it keeps its coefficient for
-    any number of accumulation steps and processes.
+    The Trainer does not pass the labels to the model, so that the model cannot add this loss itself. It is a mean over
+    a micro-batch; weighted by the micro-batch's share of the labels of the window, it keeps its coefficient for any
+    number of accumulation steps and processes.
 
     Args:
         loss: any loss that divides by the Trainer's count of labels.

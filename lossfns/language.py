@@ -43,7 +43,7 @@ def causal_lm_loss(
         labels: ids `(B, S)`, unshifted, -100 where nothing is predicted; or `{"labels": ids, name: extra}`.
         num_items_in_batch: the Trainer's count of labels over the accumulation window, in any of its forms; None counts
             the labels of this call.
-        term: the term to minimise per token.
+        term: the term to minimize per token.
         shift: the label at `i` is predicted by the logit at `i - shift`.
         normalize: divide by the number of "tokens", even if they are weighted; by "sequences", after the mean over each
             sequence, with a collator in `collators.count_sequences`; or by "weights", which is torch's weighted mean
@@ -91,7 +91,7 @@ def masked_lm_loss(
         labels: ids `(B, S)`, -100 where a token is not masked; or `{"labels": ids, name: extra}`.
         num_items_in_batch: the Trainer's count of labels over the accumulation window, in any of its forms; None counts
             the labels of this call.
-        term: the term to minimise per masked token.
+        term: the term to minimize per masked token.
         normalize: divide by the number of "tokens", even if they are weighted; by "sequences", after the mean over each
             sequence, with a collator in `collators.count_sequences`; or by "weights", which is torch's weighted mean
             and exact only without gradient accumulation in one process.
@@ -139,7 +139,7 @@ def seq2seq_lm_loss(
         labels: target ids `(B, S)`, -100 for padding; or `{"labels": ids, name: extra}`.
         num_items_in_batch: the Trainer's count of labels over the accumulation window, in any of its forms; None counts
             the labels of this call.
-        term: the term to minimise per target token.
+        term: the term to minimize per target token.
         normalize: divide by the number of "tokens", even if they are weighted; by "sequences", after the mean over each
             sequence, with a collator in `collators.count_sequences`; or by "weights", which is torch's weighted mean
             and exact only without gradient accumulation in one process.
@@ -230,7 +230,7 @@ def multi_token_loss(
         heads: names of the heads' logits among the outputs: the first predicts the next token, the second the token
             after it, and so on.
         weights: one weight per head.
-        term: the term to minimise per token, for every head.
+        term: the term to minimize per token, for every head.
         overwrite_logits: as for `causal_lm_loss`, for every head.
 
     Returns:

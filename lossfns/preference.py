@@ -81,7 +81,7 @@ def dpo(
     beta: float = 0.1,
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """Compute direct preference optimisation (DPO): `bradley_terry` of the implicit rewards.
+    """Compute direct preference optimization (DPO): `bradley_terry` of the implicit rewards.
 
         h = beta * ((chosen - reference_chosen) - (rejected - reference_rejected))
         -(1 - label_smoothing) * log(sigmoid(h)) - label_smoothing * log(sigmoid(-h))
@@ -129,7 +129,7 @@ def ipo(
     *,
     beta: float = 0.1,
 ) -> Tensor:
-    """Compute identity preference optimisation (IPO): squared distance of the difference of log-ratios from a target.
+    """Compute identity preference optimization (IPO): squared distance of the difference of log-ratios from a target.
 
         ((chosen - reference_chosen) / chosen_tokens
          - (rejected - reference_rejected) / rejected_tokens - 1 / (2 * beta)) ** 2
@@ -143,7 +143,7 @@ def ipo(
         reference_rejected: log-probability of the rejected completion under the reference model, `(n,)`, nats.
         chosen_tokens: number of tokens of the chosen completion, `(n,)`.
         rejected_tokens: number of tokens of the rejected completion, `(n,)`.
-        beta: strength of the regularisation, > 0; `tau` in the paper.
+        beta: strength of the regularization, > 0; `tau` in the paper.
 
     Returns:
         One value per preference pair, `(n,)`, squared nats.
@@ -175,7 +175,7 @@ def simpo(
     beta: float = 2.0,
     gamma: float = 1.0,
 ) -> Tensor:
-    """Compute simple preference optimisation (SimPO): `bradley_terry` of mean log-probabilities per token.
+    """Compute simple preference optimization (SimPO): `bradley_terry` of mean log-probabilities per token.
 
         -log(sigmoid(beta * chosen / chosen_tokens - beta * rejected / rejected_tokens - gamma))
 
@@ -210,7 +210,7 @@ def simpo(
 def orpo(
     chosen: Tensor, rejected: Tensor, chosen_tokens: Tensor, rejected_tokens: Tensor, *, weight: float = 0.1
 ) -> Tensor:
-    """Compute odds ratio preference optimisation (ORPO): likelihood of the chosen completion plus a log-odds ratio.
+    """Compute odds ratio preference optimization (ORPO): likelihood of the chosen completion plus a log-odds ratio.
 
         c = chosen / chosen_tokens,  r = rejected / rejected_tokens,  log_odds(x) = x - log(1 - exp(x))
         -c - weight * log(sigmoid(log_odds(c) - log_odds(r)))
@@ -241,7 +241,7 @@ def orpo(
 
 
 def cpo(chosen: Tensor, rejected: Tensor, chosen_tokens: Tensor, *, beta: float = 0.1, weight: float = 1.0) -> Tensor:
-    """Compute contrastive preference optimisation (CPO): `dpo` without a reference, plus likelihood of the chosen one.
+    """Compute contrastive preference optimization (CPO): `dpo` without a reference, plus likelihood of the chosen one.
 
         -log(sigmoid(beta * (chosen - rejected))) - weight * chosen / chosen_tokens
 
@@ -283,7 +283,7 @@ def kto(
     desirable_weight: float = 1.0,
     undesirable_weight: float = 1.0,
 ) -> Tensor:
-    """Compute Kahneman-Tversky optimisation (KTO) of single completions, each labelled desirable or undesirable.
+    """Compute Kahneman-Tversky optimization (KTO) of single completions, each labeled desirable or undesirable.
 
         desirable_weight * sigmoid(-beta * (log_ratio - reference_point))     where desirable
         undesirable_weight * sigmoid(beta * (log_ratio - reference_point))    elsewhere
@@ -392,7 +392,7 @@ def preference_loss(
     select: Selector | None = None,
     source: HiddenStates | None = None,
 ) -> Tensor:
-    """Compute the mean of an objective over pairs of completions, exact under gradient accumulation and processes.
+    """Compute the mean of an objective over pairs of completions, exact under gradient accumulation and DDP.
 
         sum over preference pairs of objective(...) / number of preference pairs in the accumulation window
 
@@ -408,7 +408,7 @@ def preference_loss(
         shift: the label at `i` is predicted by the logit at `i - shift`.
         select: a function of `outputs` that picks the logits.
         source: `hidden_states(model)`: read hidden states and head instead of logits, which are then never
-            materialised.
+            materialized.
 
     Returns:
         0-d float32 (float64 for float64 logits), in the unit of the objective per preference pair; 0 with a live graph
@@ -416,7 +416,7 @@ def preference_loss(
 
     Raises:
         ValueError: the sequences do not form pairs; labels and logits as for `causal_lm_loss`.
-        TypeError: the objective asks for something that is neither measured nor in the dict of labels, such as the
+        TypeError: the objective asks for a tensor that is neither measured nor in the dict of labels, such as the
             reference log-probabilities of `precompute_reference_log_probs`.
 
     References:
@@ -450,7 +450,7 @@ def reward_loss(
     objective: Term = bradley_terry,
     select: Selector | None = None,
 ) -> Tensor:
-    """Compute the mean of an objective over pairs of reward scores, exact under gradient accumulation and processes.
+    """Compute the mean of an objective over pairs of reward scores, exact under gradient accumulation and DDP.
 
         sum over preference pairs of objective(...) / number of preference pairs in the accumulation window
 
@@ -470,7 +470,7 @@ def reward_loss(
 
     Raises:
         ValueError: scores and labels do not fit.
-        TypeError: the objective asks for something unknown.
+        TypeError: the objective asks for an unknown tensor.
 
     References:
         Ouyang et al., "Training language models to follow instructions with human feedback", 2022, equation 1,
@@ -514,8 +514,8 @@ def pair_statistics(opened: Source, ids: Tensor, shift: int) -> tuple[dict[str, 
         One `(n,)` tensor per name of `PAIR_STATISTICS`, and `(n,)` bool on the host.
     """
     _, totals, tokens, aligned = _sequence_sums(opened, ids, shift)
-    labelled = aligned.rows.index.div(opened.like.shape[1], rounding_mode="floor")
-    counted = torch.zeros(len(ids), dtype=torch.bool, device="cpu").index_fill_(0, labelled, True).view(2, -1).all(0)
+    labeled = aligned.rows.index.div(opened.like.shape[1], rounding_mode="floor")
+    counted = torch.zeros(len(ids), dtype=torch.bool, device="cpu").index_fill_(0, labeled, True).view(2, -1).all(0)
     return dict(zip(PAIR_STATISTICS, (*totals.view(2, -1), *tokens.view(2, -1)), strict=True)), counted
 
 
@@ -528,7 +528,7 @@ def score_pairs(outputs: Outputs, marks: Tensor, select: Selector | None) -> tup
         select: a function of `outputs` that picks the scores.
 
     Returns:
-        Scores `(2, n)` float64, `(n,)` bool on the host, and the dtype that the scores came in.
+        Scores `(2, n)` float64, `(n,)` bool on the host, and the original dtype of the scores.
 
     Raises:
         ValueError: there is not one score for each of `2 n` sequences and one label for each of `n` pairs.
@@ -595,7 +595,7 @@ def precompute_reference_log_probs(
             the model unchanged.
         shift: the label at `i` is predicted by the logit at `i - shift`.
         batch_size: number of preference pairs per batch.
-        source: `hidden_states(model)`: the logits of a batch are never materialised.
+        source: `hidden_states(model)`: the logits of a batch are never materialized.
 
     Returns:
         The dataset with two more columns, `reference_chosen` and `reference_rejected`, nats, where `stack_pairs` and

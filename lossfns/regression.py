@@ -1,7 +1,7 @@
 """Losses of regression for the Trainer's `compute_loss_func`: elementwise functions of prediction and target.
 
 The functions here are terms: they combine with `weighted_sum` and `token_weighted` (whose extra tensor `token_weights`
-may hold one weight per sample), and a user's function of `prediction`, `target` and `log_variance` takes their place.
+may hold one weight per sample), and any function of `prediction`, `target` and `log_variance` can be used instead.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ def regression_loss(
     term: Term = mse,
     select: Selector | None = None,
 ) -> Tensor:
-    """Compute the mean of a term over targets, exact under gradient accumulation and processes.
+    """Compute the mean of a term over targets, exact under gradient accumulation and DDP.
 
         sum over targets of term(prediction, target) / number of targets
 

@@ -18,13 +18,13 @@ from ._core.recorder import Recorder, recording
 from ._core.signature import check_options, name_of
 from .combine import AddedLosses, Loss
 
-# Keys that the Trainer writes into the same line, and the prefixes by which reporters recognise evaluations.
+# Keys that the Trainer writes into the same line, and the prefixes by which reporters recognize evaluations.
 RESERVED = ("loss", "grad_norm", "learning_rate", "epoch", "step", "num_input_tokens_seen")
 RESERVED_PREFIXES = ("train_", "eval_", "test_")
 
 
 class TrainingMetrics:
-    """Sums over the labels since the last line of the log; each line carries their means.
+    """Running sums over labels, whose means are added to each line that the Trainer logs.
 
     Pass `watch(loss, metrics, ...)` to the Trainer as `compute_loss_func`, then call `attach`. The means appear in the
     printed line, in what the reporters get and in `trainer.state.log_history`; they are over all labels of all
@@ -126,7 +126,7 @@ class WatchedLoss:
             (recorder,) = recorders
             if not recorder.parts and summands(_term_of(self.loss)):
                 raise ValueError(
-                    f"{name_of(self.loss)} does not tell the parts of its term apart. Name them with "
+                    f"{name_of(self.loss)} does not measure the parts of its term separately. Name them with "
                     'add_losses({"a": (1.0, partial(loss, term=...)), ...})'
                 )
             parts, shares = recorder.parts, [recorder.share] * len(recorder.parts)

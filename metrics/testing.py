@@ -244,7 +244,7 @@ def permutation(metric: MetricSubject) -> Iterator[Finding]:
     Fix: compare each prediction with its own label, and let nothing depend on the position of a sample.
     """
     places = np.arange(metric.rows)
-    shuffled = np.concatenate([places[::2], places[1::2]])  # changes neighbours, too
+    shuffled = np.concatenate([places[::2], places[1::2]])  # changes neighbors, too
     for what, order in {"in reverse": places[::-1], "every second one first": shuffled}.items():
         yield from _same(what, metric.fresh(metric.piece(order)), metric.scores())
 

@@ -36,7 +36,7 @@ def label_ids(labels: Labels) -> Tensor | None:
     )
 
 
-def pair(
+def open_and_align(
     logits: Logits, labels: Labels, shift: int | None, select: Select, source: Hidden, *, scorer: str | None = None
 ) -> tuple[Source, Alignment]:
     """Open the source of the logits and align its rows with the labels.
@@ -47,7 +47,7 @@ def pair(
         shift: the label at `i` is predicted by the logit at `i - shift`.
         select: a function of the model's outputs that returns the logits.
         source: hidden states to read instead of logits.
-        scorer: name of the reducer if it scores labels; None aligns every position, labelled or not.
+        scorer: name of the reducer if it scores labels; None aligns every position, labeled or not.
 
     Returns:
         The source, and the alignment of its rows with the scored positions.

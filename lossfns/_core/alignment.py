@@ -20,7 +20,7 @@ Selector = Callable[[Any], Tensor]
 _NARROW = (torch.uint8, torch.int8, torch.int16)
 _NO_LOGITS = (
     "the model returned no logits. Options that remove them: use_liger_kernel=True (with prediction_loss_only), a "
-    "fused linear cross-entropy patch, a loss inside forward; switch it off, or pass source=hidden_states(model)"
+    "fused linear cross-entropy patch, a loss inside forward; switch them off, or pass source=hidden_states(model)"
 )
 
 
@@ -58,7 +58,7 @@ def split_labels(labels: Labels | None) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 def scored_places(labels: Tensor, shift: int) -> Tensor:
-    """Return where a logit predicts a label that counts, bool of the labels' shape `(..., S)`."""
+    """Return a bool mask of the labels' shape `(..., S)`: True where a label counts and a logit predicts it."""
     check_shift(shift, labels)
     scored = labels != IGNORED
     scored[..., :shift] = False
@@ -177,7 +177,8 @@ def align(
         labels: integer `(B, S)`, or `(B,)`.
         shift: 1 for causal models, 0 where a logit predicts the label at its own position.
         ignore_index: the label that does not count.
-        padded: whether labels may be longer on the right by ignored ones (padding across ranks).
+        padded: whether labels may have more columns than the logits if all labels there are ignored (padding across
+            ranks).
 
     Raises:
         ValueError: shapes do not fit, logits are shorter than labels, or a label is out of range.

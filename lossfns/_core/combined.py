@@ -16,7 +16,7 @@ from .signature import Derivative, Grads, Term, derivative_of, name_of, paramete
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Combined:
-    """The weighted sum of `terms`, times a factor per label. Built by `weighted_sum` and the other functions below.
+    """The weighted sum of `terms`, times a factor per label, as `weighted_sum` and `class_weighted` build it.
 
     Attributes:
         terms: the parts.

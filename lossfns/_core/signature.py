@@ -100,7 +100,7 @@ def derivative(term: Term) -> Callable[[_Derivative], _Derivative]:
 
 
 def derivative_of(term: Term) -> Derivative | None:
-    """Return the closed derivative of a term with its options bound, or None if only autograd knows it."""
+    """Return the closed derivative of a term with its options bound, or None if autograd has to compute it."""
     function: Any = term.func if isinstance(term, partial) and not term.args else term
     closed: Any = getattr(function, "derivative", None)
     if getattr(closed, "term", None) is not function:  # functools.wraps copies attributes to another function

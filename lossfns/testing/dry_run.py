@@ -122,7 +122,7 @@ class DryRun:
         """Record an exception as the error of a stage."""
         try:
             yield
-        except Exception as error:  # of any kind: the report tells the user
+        except Exception as error:  # the report shows errors of any kind
             self.errors[name] = f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 

@@ -474,7 +474,7 @@ def streaming(run: DryRun) -> Findings:
     if getattr(metric, "needs_all_samples", None):
         yield Finding(f"the metric cannot stream: {metric.needs_all_samples}", "remove batch_eval_metrics")
     elif hasattr(metric, "num_samples") and number is None:
-        problem = "a streaming metric cannot tell when an evaluation is complete"
+        problem = "a streaming metric needs num_samples to know when an evaluation is complete"
         yield Finding(problem, "build(metric, num_samples=len(eval_dataset))")
 
 

@@ -75,7 +75,7 @@ def predicted_ids(ids: Array, labels: Array, num_classes: int) -> Array:
         raise ValueError(f"predicted ids must have the shape of the labels, {labels.shape}, got {ids.shape}")
     active = chosen(ids, labels != IGNORED)
     hint = (
-        "-100 stands where no logit predicts the label, which must then be -100 too (see mask_first_label in "
+        "-100 means that no logit predicts the label, which must then be -100 too (see mask_first_label in "
         "lossfns.collators), or where logits are NaN because the model has diverged"
     )
     _check_range("predicted ids", active, num_classes, hint)

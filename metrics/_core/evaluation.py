@@ -1,7 +1,7 @@
 """The evaluation that the Trainer passes to `compute_metrics`, as NumPy arrays whose dim 0 is the sample.
 
-An evaluation comes as arrays, as lists of batches (`eval_do_concat_batches=False`), or step by step as torch tensors
-(`batch_eval_metrics=True`). Tensors are recognised by their methods, so that this module does not import torch.
+An evaluation is given as arrays, as lists of batches (`eval_do_concat_batches=False`), or step by step as torch tensors
+(`batch_eval_metrics=True`). Tensors are recognized by their methods, so that this module does not import torch.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -112,7 +112,7 @@ def missing(expected: str, predictions: Any) -> ValueError:
     Returns:
         The error, to be raised.
     """
-    return ValueError(f"the metric needs {expected}; predictions hold {describe(predictions)}")
+    return ValueError(f"the metric needs {expected}; got predictions {describe(predictions)}")
 
 
 def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:

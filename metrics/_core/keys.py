@@ -52,7 +52,7 @@ def check_free(keys: Iterable[str]) -> None:
 
 
 def collision(left: Iterable[str], right: Iterable[str]) -> str | None:
-    """Return a name of `right` that is also in `left`, or None; a pattern stands for all names that match it."""
+    """Return a name of `right` that is also in `left`, or None; a pattern represents all names that match it."""
     left = dict.fromkeys(left)
     patterns = [entry for entry in left if _is_pattern(entry)]
 

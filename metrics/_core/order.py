@@ -1,4 +1,4 @@
-"""Check by the labels that the samples of an evaluation came in the order of the dataset."""
+"""Check by the labels that the samples of an evaluation are in the order of the dataset."""
 
 import zlib
 from collections.abc import Iterable
