@@ -37,8 +37,9 @@ def forward_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
 
     References:
         Hinton, Vinyals, Dean, "Distilling the Knowledge in a Neural Network", 2015, section 2,
-        https://arxiv.org/abs/1503.02531.
-        Kullback, Leibler, "On Information and Sufficiency", 1951, https://doi.org/10.1214/aoms/1177729694.
+        https://arxiv.org/abs/1503.02531
+
+        Kullback, Leibler, "On Information and Sufficiency", 1951, https://doi.org/10.1214/aoms/1177729694
 
     Example:
         >>> forward_kl(torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[1.0, 0.0]]).log())
@@ -62,7 +63,7 @@ def reverse_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
 
     References:
         Gu, Dong, Wei, Huang, "MiniLLM: Knowledge Distillation of Large Language Models", 2024, equation 1,
-        https://arxiv.org/abs/2306.08543.
+        https://arxiv.org/abs/2306.08543
 
     Example:
         >>> reverse_kl(torch.tensor([[1.0, 0.0]]).log(), torch.tensor([[0.5, 0.5]]).log())
@@ -90,8 +91,9 @@ def jensen_shannon(log_p: Tensor, log_q: Tensor, *, beta: float = 0.5) -> Tensor
 
     References:
         Agarwal, Vieillard, Zhou, Stanczyk, Ramos, Geist, Bachem, "On-Policy Distillation of Language Models: Learning
-        from Self-Generated Mistakes", 2024, equation 1, https://arxiv.org/abs/2306.13649.
-        Lin, "Divergence Measures Based on the Shannon Entropy", 1991, https://doi.org/10.1109/18.61115.
+        from Self-Generated Mistakes", 2024, equation 1, https://arxiv.org/abs/2306.13649
+
+        Lin, "Divergence Measures Based on the Shannon Entropy", 1991, https://doi.org/10.1109/18.61115
 
     Example:
         >>> jensen_shannon(torch.tensor([[1.0, 0.0]]).log(), torch.tensor([[0.0, 1.0]]).log())
@@ -120,7 +122,7 @@ def total_variation(log_p: Tensor, log_q: Tensor) -> Tensor:
 
     References:
         Wen, Li, Du, Mou, "f-Divergence Minimization for Sequence-Level Knowledge Distillation", 2023, equation 13,
-        https://arxiv.org/abs/2307.15190.
+        https://arxiv.org/abs/2307.15190
 
     Example:
         >>> total_variation(torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[1.0, 0.0]]).log())
@@ -147,7 +149,7 @@ def teacher_divergence(divergence: Tensor) -> Tensor:
 
     References:
         Hinton, Vinyals, Dean, "Distilling the Knowledge in a Neural Network", 2015, section 2, for its weighted sum
-        with the cross-entropy, https://arxiv.org/abs/1503.02531.
+        with the cross-entropy, https://arxiv.org/abs/1503.02531
 
     Example:
         >>> from lossfns import cross_entropy, weighted_sum
@@ -215,7 +217,7 @@ def distillation_loss(
 
     References:
         Hinton, Vinyals, Dean, "Distilling the Knowledge in a Neural Network", 2015, section 2,
-        https://arxiv.org/abs/1503.02531.
+        https://arxiv.org/abs/1503.02531
 
     Example:
         >>> student, teacher = torch.zeros(1, 2, 4), torch.tensor([[[9.0, 9.0, 0.0, 0.0]]]).expand(1, 2, 4)

@@ -62,6 +62,10 @@ def causal_lm_loss(
             the logits cannot be overwritten.
         TypeError: labels are not integers, logits are ids, or the term asks for an unknown name.
 
+    References:
+        Bengio, Ducharme, Vincent, Jauvin, "A Neural Probabilistic Language Model", 2003,
+        https://www.jmlr.org/papers/v3/bengio03a.html
+
     Example:
         >>> import torch
         >>> logits, labels = torch.zeros(1, 3, 4), torch.tensor([[-100, 2, 1]])
@@ -109,6 +113,10 @@ def masked_lm_loss(
             the logits cannot be overwritten.
         TypeError: labels are not integers, logits are ids, or the term asks for an unknown name.
 
+    References:
+        Devlin, Chang, Lee, Toutanova, "BERT: Pre-training of Deep Bidirectional Transformers for Language
+        Understanding", 2019, section 3.1, https://arxiv.org/abs/1810.04805
+
     Example:
         >>> import torch
         >>> masked_lm_loss(torch.zeros(1, 3, 4), torch.tensor([[-100, 2, -100]]))
@@ -154,9 +162,12 @@ def seq2seq_lm_loss(
 
     Raises:
         ValueError: labels are missing, out of range or of another shape; logits are missing or shorter than the labels;
-            the logits cannot be overwritten, or the decoder saw another
-            number of positions than there are labels.
+            the logits cannot be overwritten; or the decoder saw another number of positions than there are labels.
         TypeError: labels are not integers, logits are ids, or the term asks for an unknown name.
+
+    References:
+        Sutskever, Vinyals, Le, "Sequence to Sequence Learning with Neural Networks", 2014, equation 1,
+        https://arxiv.org/abs/1409.3215
 
     Example:
         >>> import torch
@@ -243,6 +254,7 @@ def multi_token_loss(
     References:
         Gloeckle, Idrissi, Roziere, Lopez-Paz, Synnaeve, "Better & Faster Large Language Models via Multi-token
         Prediction", 2024, equation 2, https://arxiv.org/abs/2404.19737
+
         DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, equations 24 and 25, https://arxiv.org/abs/2412.19437
 
     Example:

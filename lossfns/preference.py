@@ -56,11 +56,13 @@ def bradley_terry(chosen: Tensor, rejected: Tensor, *, margin: Tensor | float = 
 
     References:
         Bradley, Terry, "Rank Analysis of Incomplete Block Designs: I. The Method of Paired Comparisons", 1952,
-        https://doi.org/10.2307/2334029.
+        https://doi.org/10.2307/2334029
+
         Touvron et al., "Llama 2: Open Foundation and Fine-Tuned Chat Models", 2023, equation 2, for the margin,
-        https://arxiv.org/abs/2307.09288.
+        https://arxiv.org/abs/2307.09288
+
         Eisenstein et al., "Helping or Herding? Reward Model Ensembles Mitigate but do not Eliminate Reward Hacking",
-        2023, section 2.2, for the centering, https://arxiv.org/abs/2312.09244.
+        2023, section 2.2, for the centering, https://arxiv.org/abs/2312.09244
 
     Example:
         >>> bradley_terry(torch.tensor([2.0]), torch.tensor([1.0]))
@@ -105,9 +107,10 @@ def dpo(
 
     References:
         Rafailov, Sharma, Mitchell, Ermon, Manning, Finn, "Direct Preference Optimization: Your Language Model is
-        Secretly a Reward Model", 2023, equation 7, https://arxiv.org/abs/2305.18290.
+        Secretly a Reward Model", 2023, equation 7, https://arxiv.org/abs/2305.18290
+
         Mitchell, "A Note on DPO with Noisy Preferences and Relationship to IPO", 2023, equation 3, for the smoothing,
-        https://ericmitchell.ai/cdpo.pdf.
+        https://ericmitchell.ai/cdpo.pdf
 
     Example:
         >>> dpo(torch.tensor([-4.0]), torch.tensor([-9.0]), torch.tensor([-5.0]), torch.tensor([-5.0]), beta=0.1)
@@ -154,7 +157,7 @@ def ipo(
 
     References:
         Azar, Rowland, Piot, Guo, Calandriello, Valko, Munos, "A General Theoretical Paradigm to Understand Learning
-        from Human Preferences", 2023, equation 17, https://arxiv.org/abs/2310.12036.
+        from Human Preferences", 2023, equation 17, https://arxiv.org/abs/2310.12036
 
     Example:
         >>> one, two = torch.tensor([1.0]), torch.tensor([2.0])
@@ -196,7 +199,7 @@ def simpo(
 
     References:
         Meng, Xia, Chen, "SimPO: Simple Preference Optimization with a Reference-Free Reward", 2024, equation 6,
-        https://arxiv.org/abs/2405.14734.
+        https://arxiv.org/abs/2405.14734
 
     Example:
         >>> one = torch.tensor([1.0])
@@ -229,7 +232,7 @@ def orpo(
 
     References:
         Hong, Lee, Thorne, "ORPO: Monolithic Preference Optimization without Reference Model", 2024, equations 4 to 7,
-        https://arxiv.org/abs/2403.07691.
+        https://arxiv.org/abs/2403.07691
 
     Example:
         >>> half, tenth, one = torch.tensor([0.5]).log(), torch.tensor([0.1]).log(), torch.tensor([1.0])
@@ -264,7 +267,7 @@ def cpo(chosen: Tensor, rejected: Tensor, chosen_tokens: Tensor, *, beta: float 
     References:
         Xu, Sharaf, Chen, Tan, Shen, Van Durme, Murray, Kim, "Contrastive Preference Optimization: Pushing the
         Boundaries of LLM Performance in Machine Translation", 2024, equations 4 and 5,
-        https://arxiv.org/abs/2401.08417.
+        https://arxiv.org/abs/2401.08417
 
     Example:
         >>> cpo(torch.tensor([-2.0]), torch.tensor([-12.0]), torch.tensor([2.0]), beta=0.1)
@@ -308,7 +311,7 @@ def kto(
 
     References:
         Ethayarajh, Xu, Muennighoff, Jurafsky, Kiela, "KTO: Model Alignment as Prospect Theoretic Optimization", 2024,
-        equation 8, where the value is written `lambda - v`, https://arxiv.org/abs/2402.01306.
+        equation 8, where the value is written `lambda - v`, https://arxiv.org/abs/2402.01306
 
     Example:
         >>> kto(torch.tensor([0.0, 10.0]), torch.tensor([True, False]), 0.0)
@@ -355,7 +358,7 @@ def sequence_log_probs(
 
     References:
         Bengio, Ducharme, Vincent, Jauvin, "A Neural Probabilistic Language Model", 2003,
-        https://www.jmlr.org/papers/v3/bengio03a.html.
+        https://www.jmlr.org/papers/v3/bengio03a.html
 
     Example:
         >>> found = sequence_log_probs(torch.zeros(1, 3, 4), torch.tensor([[-100, 2, 1]]))
@@ -421,7 +424,7 @@ def preference_loss(
 
     References:
         Rafailov, Sharma, Mitchell, Ermon, Manning, Finn, "Direct Preference Optimization: Your Language Model is
-        Secretly a Reward Model", 2023, https://arxiv.org/abs/2305.18290.
+        Secretly a Reward Model", 2023, https://arxiv.org/abs/2305.18290
 
     Example:
         >>> logits, ids = torch.zeros(2, 2, 4), torch.tensor([[0, 1], [0, 2]])
@@ -474,7 +477,7 @@ def reward_loss(
 
     References:
         Ouyang et al., "Training language models to follow instructions with human feedback", 2022, equation 1,
-        https://arxiv.org/abs/2203.02155.
+        https://arxiv.org/abs/2203.02155
 
     Example:
         >>> reward_loss(torch.tensor([[2.0], [1.0]]), torch.tensor([0]))
@@ -609,7 +612,7 @@ def precompute_reference_log_probs(
 
     References:
         Rafailov, Sharma, Mitchell, Ermon, Manning, Finn, "Direct Preference Optimization: Your Language Model is
-        Secretly a Reward Model", 2023, https://arxiv.org/abs/2305.18290.
+        Secretly a Reward Model", 2023, https://arxiv.org/abs/2305.18290
 
     Example:
         >>> from lossfns.collators import stack_pairs

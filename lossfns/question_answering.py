@@ -47,7 +47,7 @@ def question_answering_loss(
 
     References:
         Devlin, Chang, Lee, Toutanova, "BERT: Pre-training of Deep Bidirectional Transformers for Language
-        Understanding", 2019, section 4.2, https://arxiv.org/abs/1810.04805.
+        Understanding", 2019, section 4.2, https://arxiv.org/abs/1810.04805
 
     Example:
         >>> outputs = {"start_logits": torch.zeros(1, 4), "end_logits": torch.zeros(1, 4)}

@@ -232,6 +232,9 @@ def regression_loss(
         ValueError: there are no labels; targets are NaN, infinite or of another shape than the predictions.
         TypeError: targets are complex; the term asks for an unknown tensor.
 
+    References:
+        Gneiting, "Making and Evaluating Point Forecasts", 2011, https://arxiv.org/abs/0912.0902
+
     Example:
         >>> regression_loss({"logits": torch.tensor([[1.0], [2.0], [0.0]])}, torch.tensor([1.5, 4.0, -100.0]))
         tensor(2.1250)

@@ -62,9 +62,10 @@ def segmentation_loss(
 
     References:
         Milletari, Navab, Ahmadi, "V-Net: Fully Convolutional Neural Networks for Volumetric Medical Image
-        Segmentation", 2016, for the Dice loss, https://arxiv.org/abs/1606.04797.
+        Segmentation", 2016, for the Dice loss, https://arxiv.org/abs/1606.04797
+
         Sudre, Li, Vercauteren, Ourselin, Cardoso, "Generalised Dice overlap as a deep learning loss function for highly
-        unbalanced segmentations", 2017, for areas that are not squared, https://arxiv.org/abs/1707.03237.
+        unbalanced segmentations", 2017, for areas that are not squared, https://arxiv.org/abs/1707.03237
 
     Example:
         >>> labels = torch.tensor([[[0, 0], [1, -100]]])
