@@ -136,8 +136,8 @@ class WatchedLoss:
             share = any_share if local_share is None else local_share  # a user's own loss counts like the others
             if share is None:
                 raise ValueError(
-                    f"{name_of(self.loss)} divides by a count of its own, so that its parts cannot be averaged over "
-                    "batches: at least one part must be a loss of this package"
+                    f"{name_of(self.loss)} does not divide by the Trainer's count, so its parts cannot be averaged "
+                    "over batches: at least one part must be a loss of this package"
                 )
             self.metrics.add(name, part, share)
 

@@ -387,7 +387,7 @@ def _checked(metric: Metric, n: int, seed: int, unit: Sequence[Any] | None) -> t
 
 
 def _names_and_places(name: str, values: Any, expected: str) -> tuple[tuple[str, ...], Array]:
-    """Return the different values as sorted strings, and for each sample the index of its own.
+    """Return the different values as sorted strings, and for each sample the index of its value.
 
     Raises:
         TypeError: if the values are not a sequence.

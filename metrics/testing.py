@@ -181,10 +181,10 @@ def signature(metric: MetricSubject) -> Iterator[Finding]:
 
 
 def floats(metric: MetricSubject) -> Iterator[Finding]:
-    """Check that scores are single Python numbers, each under a name of its own.
+    """Check that each score is a single Python number with a name.
 
     Fix: `float(value)`: an array or tensor among the scores breaks the first checkpoint; give each element of a list or
-    dict a name of its own.
+    dict a separate name.
     """
     for key, value in metric.scores().items():
         yield "name", type(key).__name__, "str"
@@ -395,7 +395,7 @@ def check_metric(metric: Callable[..., Any], *, predictions: Any, labels: Any, *
         >>> check_metric(hits, predictions=np.array([1, 2, 2, 0]), labels=np.array([1, 2, 0, 0]))
         Traceback (most recent call last):
         AssertionError: hits breaks the rule `floats`.
-          Scores are single Python numbers, each under a name of its own.
+          Each score is a single Python number with a name.
           type of hits: 'ndarray', expected 'number'
           ...
     """

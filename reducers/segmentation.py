@@ -54,7 +54,7 @@ def segmentation_counts(logits: Logits, labels: Labels, *, select: Select = None
     for image, target, row in zip(found, ids, counts, strict=True):
         scores = interpolated(image, target.shape)
         predicted = scores.argmax(0, keepdim=True)
-        # Ignored pixels have a cell of their own: selecting the others would synchronize with the device per image.
+        # Ignored pixels are counted in a separate cell: selecting the others would wait for the device per image.
         cells = (target * classes + predicted[0]).where(target != IGNORED, classes**2).flatten()
         row.index_add_(0, cells, torch.ones_like(cells, dtype=torch.int64))
         row.masked_fill_((scores.gather(0, predicted)[0].isnan() & (target != IGNORED)).any(), -1)

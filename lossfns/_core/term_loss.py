@@ -261,9 +261,9 @@ def term_loss(logits: Tensor, rows: Rows, bound: BoundTerm, count: Tensor, *, ov
 def is_learnable(bound: BoundTerm, like: Tensor) -> bool:
     """Return whether the term has parameters that need a gradient, found by calling it on two artificial labels."""
     labels = min([2, *map(len, bound.given.values())])
-    invented = torch.full((labels,), -1.0, dtype=compute_dtype(like.dtype), device=like.device)
+    artificial = torch.full((labels,), -1.0, dtype=compute_dtype(like.dtype), device=like.device)
     with torch.enable_grad():
-        return bound(dict.fromkeys(bound.fields, invented), slice(0, 2)).requires_grad
+        return bound(dict.fromkeys(bound.fields, artificial), slice(0, 2)).requires_grad
 
 
 class _TermLoss(torch.autograd.Function):

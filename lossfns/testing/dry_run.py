@@ -103,7 +103,7 @@ class DryRun:
         """The correct shift between labels and logits, or None if the batch does not determine it.
 
         It is 1 if the labels are the input of the model, and 0 if the labels are one position ahead of the input, as
-        for a decoder with an input of its own, or if the labels were masked in the input.
+        for a decoder with a separate input, or if the labels were masked in the input.
         """
         model, labels = self.trainer.model, self.label_ids
         base = model.get_base_model() if hasattr(model, "get_base_model") else model

@@ -182,7 +182,7 @@ class Task:
     def unread(self, batch: Batch) -> Tensor:
         """Return an index of logits that are paired with a label neither by the right shift nor by a wrong one."""
         ignored = batch.labels == IGNORED
-        if not self.sequence:  # by sample, unless each label has logits of its own
+        if not self.sequence:  # by sample, unless each label has separate logits
             separate = batch.logits.shape[: ignored.ndim] == ignored.shape
             return ignored if separate else ignored.reshape(len(ignored), -1).all(1)
         columns = (~ignored).double().reshape(*ignored.shape[:2], -1).transpose(1, 2)

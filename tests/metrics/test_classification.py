@@ -413,10 +413,10 @@ def test_softmax_rounded_to_half_precision_is_accepted(dtype):
             r"shape \(2, 2\) to fit the labels, got \(2,\)",
         ),
         (np.array([[0], [1]]), np.array([0, 1]), ValueError, r"the labels, \(2,\), got \(2, 1\)"),
-        (np.array([0, 2]), np.array([0, 1]), ValueError, r"predicted ids must be in 0 to 1 .* got 0 to 2"),
+        (np.array([0, 2]), np.array([0, 1]), ValueError, r"predicted ids must be 0 to 1, got 0 to 2"),
         (np.array([0, IGNORED]), np.array([0, 1]), ValueError, "mask_first_label"),
-        (np.array([0, 1]), np.array([0, 2]), ValueError, r"labels must be in 0 to 1 \(num_classes=2\), got 0 to 2"),
-        (np.array([0, 1]), np.array([0, -1]), ValueError, "labels must be in 0 to 1 .* got -1 to"),
+        (np.array([0, 1]), np.array([0, 2]), ValueError, r"labels must be 0 to 1, got 0 to 2"),
+        (np.array([0, 1]), np.array([0, -1]), ValueError, "labels must be 0 to 1, got -1 to"),
         (np.array([0, 1]), np.array([0.0, 1.0]), TypeError, "class ids"),
         (np.array([0, 1]), (np.array([0, 1]), np.array([0, 1])), TypeError, "one array of class ids"),
         ((np.array([0, 1]),), np.array([0, 1]), ValueError, r"confusion \(reducers\.confusion_counts\)"),
@@ -657,7 +657,7 @@ def test_rows_that_sum_to_1_by_chance_are_scored(probabilities, labels):
 def test_floats_without_a_name_are_not_taken_for_probabilities():
     """They may be logits, whatever their values are."""
     for metric, labels in ((classification(2), np.array([1])), (multi_label(2), np.array([[0, 1]]))):
-        with pytest.raises(ValueError, match=r"reducers\.probabilities.*hold one array \(1, 2\)"):
+        with pytest.raises(ValueError, match=r"reducers\.probabilities.*got predictions one array \(1, 2\)"):
             score(metric, np.array([[0.25, 0.75]]), labels)
 
 
