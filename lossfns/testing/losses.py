@@ -572,9 +572,8 @@ def loss_rules(
         matches_reference: reference is None,
     }
     given = classes, extras, count or found.items, reference, reweight
-    return select(
-        [rule for rule in RULES if not left_out.get(rule)], lambda loss: LossSubject(loss, found, *given), skip
-    )
+    checks = [rule for rule in RULES if not left_out.get(rule)]
+    return select(checks, lambda loss: LossSubject(loss, found, *given), skip)
 
 
 def check_loss(loss: Loss, task: str | Task = "causal_lm", **options: Any) -> Report:

@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 from .._core.signature import name_of
 
 Array = NDArray[np.float64]
-
-
 Finding = tuple[str, Any, Any] | tuple[str, Any, Any, float]
 
 
