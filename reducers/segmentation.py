@@ -43,7 +43,8 @@ def segmentation_counts(logits: Logits, labels: Labels, *, select: Select = None
     """
     ids = label_ids(labels)
     if ids is None or ids.ndim != 3 or not ids.shape[1:].numel():
-        raise ValueError(f"labels must be (batch, height, width), got {ids if ids is None else tuple(ids.shape)}")
+        given = None if ids is None else tuple(ids.shape)
+        raise ValueError(f"labels must be (batch, height, width) and not empty, got {given}")
     found = select_logits(logits, ids, select)
     if found.ndim != 4 or len(found) != len(ids):
         raise ValueError(f"expected logits ({len(ids)}, classes, height, width), got {tuple(found.shape)}")

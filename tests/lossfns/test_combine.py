@@ -93,7 +93,7 @@ def test_only_the_last_reader_overwrites():
     last = partial(masked_lm_loss, overwrite_logits=True)
     added = add_losses({"first": (0.5, causal_lm_loss), "last": (0.5, last)})
     assert_equal(measured(added), summed([(0.5, causal_lm_loss), (0.5, masked_lm_loss)]))
-    with pytest.raises(ValueError, match="a later part reads the logits"):
+    with pytest.raises(ValueError, match="only the last part may overwrite the logits"):
         add_losses({"last": (0.5, last), "first": (0.5, causal_lm_loss)})
 
 
