@@ -57,7 +57,8 @@ def spans(logits: Logits, labels: Labels, *, top_n: int = 20, max_length: int = 
     start, end = (check_logits(part).to(compute_dtype(part.dtype)) for part in parts[:2])
     if start.ndim != 2 or start.shape != end.shape or not start.numel():
         raise ValueError(
-            f"start and end logits must be (batch, sequence), got {tuple(start.shape)} and {tuple(end.shape)}"
+            "start and end logits must both be (batch, sequence) and not empty, got "
+            f"{tuple(start.shape)} and {tuple(end.shape)}"
         )
     found = [_best_spans(*row, top_n, min(max_length, start.shape[1])) for row in zip(start, end, strict=True)]
     starts, ends, scores = (torch.stack(part) for part in zip(*found, strict=True))
