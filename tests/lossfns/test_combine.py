@@ -160,7 +160,7 @@ def test_labels_of_whole_samples():
     given = [{"logits": scores[part], "aux_loss": torch.tensor(2.0)} for part in (slice(0, 1), slice(1, 4))]
     found = loss(given[0], labels[:1], 4) + loss(given[1], labels[1:], 4)
     assert found.item() == pytest.approx(math.log(3) + 2.0)
-    with pytest.raises(ValueError, match=r"one id per sample have no shift: use shift=0"):
+    with pytest.raises(ValueError, match=r"For one label per sample use shift=0"):
         with_aux_loss(classification_loss, "aux_loss", 1.0, shift=1)(given[1], labels[1:])
 
 

@@ -291,7 +291,7 @@ def test_labels_of_count_pairs_give_the_same_loss():
 
 
 def test_labels_and_scores_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match=r"must have shape \(pairs, tokens, 2\).*got \(3, 4\)"):
+    with pytest.raises(ValueError, match=r"must be \(pairs, tokens, 2\).*got \(3, 4\)"):
         preference_loss(LOGITS[:3], IDS[:3], objective=simpo)
     with pytest.raises(TypeError, match="train on precompute_reference_log_probs"):
         preference_loss(LOGITS, IDS)

@@ -400,7 +400,7 @@ def test_negative_labels_are_marked_in_any_dtype(dtype):
             lambda logprob: -logprob,
             r"asks for 'logprob'; known( names)? are entropy, labels, log_normalizer, log_prob, mean_logit",
         ),
-        (partial(cross_entropy, log_prob=torch.zeros(1)), "binds 'log_prob', which is measured"),
+        (partial(cross_entropy, log_prob=torch.zeros(1)), "binds 'log_prob', which the loss measures"),
         (lambda log_prob, labels=None: -log_prob, "binds 'labels'"),
         (lambda labels: labels.float(), "at least one .*log_prob"),
         (token_weighted(cross_entropy), "asks for 'token_weights'"),
@@ -590,7 +590,7 @@ def test_learned_part_of_weight_zero_stays_in_the_graph():
     "parts", [(), (cross_entropy,), ((cross_entropy, 1.0),), ((1.0, "focal"),), ((1.0, cross_entropy, 2.0),)], ids=str
 )
 def test_invalid_parts_of_a_sum_raise(parts):
-    with pytest.raises(TypeError, match=r"pairs? \(weight, term\)|\(weight, term\) pair"):
+    with pytest.raises(TypeError, match=r"\(weight, term\)"):
         weighted_sum(*parts)
 
 
