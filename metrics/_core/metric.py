@@ -292,7 +292,7 @@ def _checked(statistics: Mapping[str, Any], rows: int, path: str = "") -> Any:
             raise TypeError(f"the statistic '{path}{name}' must be integer, float or bool, got dtype {column.dtype}")
         if column.shape[:1] != (rows,):
             raise ValueError(
-                f"the statistic '{path}{name}' must have one row per sample, {rows}, got shape {column.shape}"
+                f"the statistic '{path}{name}' must have {rows} rows, one per sample, got shape {column.shape}"
             )
         columns[name] = column.astype(np.float64 if column.dtype.kind == "f" else np.int64, copy=False)
     return columns

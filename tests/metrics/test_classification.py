@@ -420,7 +420,7 @@ def test_softmax_rounded_to_half_precision_is_accepted(dtype):
         (np.array([0, 1]), np.array([0.0, 1.0]), TypeError, "class ids"),
         (np.array([0, 1]), (np.array([0, 1]), np.array([0, 1])), TypeError, "one array of class ids"),
         ((np.array([0, 1]),), np.array([0, 1]), ValueError, r"confusion \(reducers\.confusion_counts\)"),
-        ({"logits": np.array([[0.0, 1.0]])}, np.array([0]), ValueError, "hold logits"),
+        ({"logits": np.array([[0.0, 1.0]])}, np.array([0]), ValueError, "got predictions logits"),
         ({"ids": np.array([0.0])}, np.array([0]), TypeError, "must be integers"),
         ({"probabilities": np.array([[0, 1]])}, np.array([0]), TypeError, "must be floats"),
         ({"confusion": np.zeros((1, 2, 2))}, np.array([0]), ValueError, r"counts \(B, 4\)"),
