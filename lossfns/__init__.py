@@ -19,14 +19,7 @@ from .classification import (
 )
 from .combine import add_losses, class_weighted, token_weighted, weighted_sum, with_aux_loss
 from .contrastive import batch_hard, clip_loss, info_nce_loss, semi_hard, triplet_loss
-from .distillation import (
-    distillation_loss,
-    forward_kl,
-    jensen_shannon,
-    reverse_kl,
-    teacher_divergence,
-    total_variation,
-)
+from .distillation import distillation_loss, forward_kl, jensen_shannon, reverse_kl, teacher_divergence, total_variation
 from .language import causal_lm_loss, masked_lm_loss, multi_token_loss, seq2seq_lm_loss
 from .preference import (
     bradley_terry,

@@ -217,8 +217,7 @@ def _check_counts(counts: Tensor, needed: str) -> None:
     absent = (counts == 0).nonzero().flatten().tolist()
     if absent:
         raise ValueError(
-            f"each class needs at least {needed}, got none for classes {absent}: leave them out, or choose their "
-            "weights by hand"
+            f"each class needs at least {needed}, got none for classes {absent}: leave them out or set weights"
         )
 
 

@@ -12,15 +12,7 @@ from torch import Tensor
 
 from ._core.alignment import Labels, Outputs, Selector, align, select_logits, split_labels
 from ._core.autograd import disable_compile
-from ._core.checks import (
-    IGNORED,
-    ClassValues,
-    check_ids,
-    check_normalize,
-    check_range,
-    check_smoothing,
-    class_table,
-)
+from ._core.checks import IGNORED, ClassValues, check_ids, check_normalize, check_range, check_smoothing, class_table
 from ._core.normalization import NumItems, item_count
 from ._core.rows import compute_dtype
 from ._core.signature import Term, check_options, name_of
@@ -48,7 +40,7 @@ def classification_loss(
     normalize: Normalize = "items",
     select: Selector | None = None,
 ) -> Tensor:
-    """Compute the mean of a term over samples with one class each, exact under gradient accumulation and processes.
+    """Compute the mean of a term over samples with one class each, exact under gradient accumulation and DDP.
 
         sum over samples of term(logits + logit_adjustment, class id) / number of samples
 
@@ -124,7 +116,7 @@ def token_classification_loss(
     normalize: NormalizeTokens = "tokens",
     select: Selector | None = None,
 ) -> Tensor:
-    """Compute the mean of a term over labelled tokens, exact under gradient accumulation and processes.
+    """Compute the mean of a term over labeled tokens, exact under gradient accumulation and DDP.
 
         sum over tokens of term(logits + logit_adjustment, class id) / number of tokens
 
@@ -134,7 +126,7 @@ def token_classification_loss(
         outputs: the model's outputs: a ModelOutput or dict with `logits`, a tuple, or logits `(B, S, C)`.
         labels: class ids `(B, S)`, -100 where a token has no label; or soft labels, floats `(B, S, C)` whose rows sum
             to 1 or are -100 throughout; or `{"labels": either, name: extra}`.
-        num_items_in_batch: the Trainer's count over the accumulation window, in any of its forms: labelled tokens, or
+        num_items_in_batch: the Trainer's count over the accumulation window, in any of its forms: labeled tokens, or
             tokens times classes for soft labels. None counts the tokens of this call.
         term: what is minimized per token.
         class_weights: one weight per class, `(C,)`: short for `class_weighted(term, class_weights)`.
@@ -143,7 +135,7 @@ def token_classification_loss(
         logit_adjustment: one number per class that is added to the logits, `(C,)`.
         margins: one number per class that is subtracted from the logit of the label's class, `(C,)`; see
             `ldam_margins`.
-        normalize: "tokens" divides by the number of labelled tokens, weighted or not. "weights" divides by their
+        normalize: "tokens" divides by the number of labeled tokens, weighted or not. "weights" divides by their
             weights before smoothing, as torch's weighted mean does; it is exact only without gradient accumulation and
             in one process.
         select: a function of `outputs` that returns the logits.
@@ -327,8 +319,7 @@ def multi_label_loss(
     if bool(wrong.any()):
         raise ValueError(
             f"labels must be 1 (present), 0 (absent), a probability between them, or {IGNORED} (missing), got "
-            f"{host[wrong][0].item()}. Map another mark of missing labels with lossfns.collators.replace_labels or "
-            "mask_missing"
+            f"{host[wrong][0].item()}. Map other marks with lossfns.collators.replace_labels or mask_missing"
         )
     count = item_count(num_items_in_batch, int((host != IGNORED).sum()), logits.device)
     return binary_loss(logits, host, extras, count, term, pos_weight=weight, label_smoothing=label_smoothing)

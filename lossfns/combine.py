@@ -7,10 +7,11 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 
-from ._core.alignment import Labels, Outputs, scored_places, split_labels
+from ._core.alignment import Labels, Outputs, output_entry, scored_places, split_labels
 from ._core.checks import MARKERS, ClassValues, check_shift, class_table
 from ._core.combined import Combined, class_weights, common_classes, function_name, scaled, token_weights
 from ._core.normalization import NumItems, accumulator_dtype, item_count
@@ -41,10 +42,7 @@ def weighted_sum(*parts: tuple[float, Term]) -> Combined:
     if not parts:
         raise TypeError("weighted_sum needs at least one pair (weight, term)")
     for part in parts:
-        if not (isinstance(part, tuple) and len(part) == 2 and isinstance(part[0], (int, float)) and callable(part[1])):
-            raise TypeError(f"weighted_sum takes pairs (weight, term) such as (1e-4, z_loss), got {part!r}")
-        if not math.isfinite(part[0]):
-            raise ValueError(f"a weight must be finite, got {part!r}")
+        _check_part(part, "each part of weighted_sum", "(weight, term), as in (1e-4, z_loss)")
         parameters(part[1])
     weights, terms = zip(*parts, strict=True)
     return Combined(terms, tuple(map(float, weights)), classes=common_classes(terms))
@@ -124,7 +122,7 @@ class AddedLosses:
 def add_losses(parts: Mapping[str, tuple[float, Loss]]) -> AddedLosses:
     """Return the weighted sum of several losses of one batch as one loss.
 
-    Each part is computed on its own, with a gradient of the logits of its own. For several terms of the same loss use
+    Each part is computed separately, with a separate gradient of the logits. For several terms of the same loss use
     `weighted_sum`, which is one pass over the logits.
 
     Args:
@@ -145,16 +143,12 @@ def add_losses(parts: Mapping[str, tuple[float, Loss]]) -> AddedLosses:
     if not isinstance(parts, Mapping) or not parts:
         raise TypeError('add_losses needs at least one part, as in add_losses({"ce": (1.0, causal_lm_loss)})')
     for name, part in parts.items():
-        if not (isinstance(part, tuple) and len(part) == 2 and isinstance(part[0], (int, float)) and callable(part[1])):
-            raise TypeError(f"part '{name}' must be (weight, loss), as in (0.5, causal_lm_loss), got {part!r}")
-        if not math.isfinite(part[0]):
-            raise ValueError(f"the weight of part '{name}' must be finite, got {part[0]}")
+        _check_part(part, f"part '{name}'", "(weight, loss), as in (0.5, causal_lm_loss)")
         check_options(part[1], f"the loss of part '{name}'")
     for _, loss in list(parts.values())[:-1]:
         if getattr(inspect.signature(loss).parameters.get("overwrite_logits"), "default", False) is True:
             raise ValueError(
-                f"{name_of(loss)} has overwrite_logits=True, but a later part reads the logits: only the last part may "
-                "overwrite them"
+                f"{name_of(loss)} has overwrite_logits=True, but only the last part may overwrite the logits"
             )
     return AddedLosses(tuple((name, float(weight), loss) for name, (weight, loss) in parts.items()))
 
@@ -169,7 +163,8 @@ class WithAuxLoss:
     shift: int
 
     def __call__(self, outputs: Outputs, labels: Labels, num_items_in_batch: NumItems = None) -> Tensor:
-        aux_loss = self._aux_loss(outputs)
+        fix = "A mixture of experts computes its aux_loss only with model.config.output_router_logits = True"
+        aux_loss = output_entry(outputs, self.field, fix).mean()  # one value per device under DataParallel
         local_count = _local_count(labels, self.shift)
         loss = self.loss(outputs, labels, num_items_in_batch)
         aux_loss = local_count / item_count(num_items_in_batch, local_count, aux_loss.device) * aux_loss
@@ -179,16 +174,6 @@ class WithAuxLoss:
             recorder.parts = [*parts, (self.field, aux_loss.detach())]
         return loss + scaled(self.weight, aux_loss).to(loss.dtype)
 
-    def _aux_loss(self, outputs: Outputs) -> Tensor:
-        found = outputs.get(self.field) if isinstance(outputs, Mapping) else None
-        if not isinstance(found, Tensor):
-            given = sorted(outputs) if isinstance(outputs, Mapping) else type(outputs).__name__
-            raise ValueError(
-                f"expected '{self.field}' among the outputs of the model, got {given}. A mixture of experts computes "
-                "its aux_loss only with model.config.output_router_logits = True"
-            )
-        return found.mean()  # one value per device under DataParallel
-
     def __repr__(self) -> str:
         return f"with_aux_loss({name_of(self.loss)}, {self.field!r}, {self.weight:g})"
 
@@ -196,9 +181,9 @@ class WithAuxLoss:
 def with_aux_loss(loss: Loss, field: str, weight: float, *, shift: int | None = None) -> WithAuxLoss:
     """Add a loss that the model computes itself: the balance of a mixture of experts, a router's z-loss, a depth head.
 
-    The Trainer takes the labels away, so that the model does not add this loss to its own. It is a mean over a
-    micro-batch; weighted by the share of the window's labels that the micro-batch holds, it keeps its coefficient for
-    any number of accumulation steps and processes.
+    The Trainer does not pass the labels to the model, so that the model cannot add this loss itself. It is a mean over
+    a micro-batch; weighted by the micro-batch's share of the labels of the window, it keeps its coefficient for any
+    number of accumulation steps and processes.
 
     Args:
         loss: any loss that divides by the Trainer's count of labels.
@@ -210,8 +195,8 @@ def with_aux_loss(loss: Loss, field: str, weight: float, *, shift: int | None = 
         A loss; picklable if `loss` is.
 
     Raises:
-        TypeError: the loss lacks an option that it binds, or `field` is not a string.
-        ValueError: the weight is not finite, or neither a shift is given nor has the loss one; in the call: the outputs
+        TypeError: the loss lacks an option that it binds.
+        ValueError: the weight is not finite, or `shift` is None and the loss has no shift; in the call: the outputs
             have no such entry, or the labels have no positions to shift.
 
     Example:
@@ -222,8 +207,6 @@ def with_aux_loss(loss: Loss, field: str, weight: float, *, shift: int | None = 
         tensor(2.3863)
     """
     check_options(loss, "loss")
-    if not isinstance(field, str):
-        raise TypeError(f"field must be the name of an output, got {field!r}")
     if not math.isfinite(weight):
         raise ValueError(f"weight must be finite, got {weight}")
     if shift is None:
@@ -235,6 +218,14 @@ def with_aux_loss(loss: Loss, field: str, weight: float, *, shift: int | None = 
         )
     check_shift(shift)
     return WithAuxLoss(loss, field, weight, shift)
+
+
+def _check_part(part: Any, name: str, expected: str) -> None:
+    """Raise an error unless a part is a pair of a finite weight and a function."""
+    if not (isinstance(part, tuple) and len(part) == 2 and isinstance(part[0], (int, float)) and callable(part[1])):
+        raise TypeError(f"{name} must be {expected}, got {part!r}")
+    if not math.isfinite(part[0]):
+        raise ValueError(f"{name} must have a finite weight, got {part[0]}")
 
 
 def _shift_of(loss: Loss) -> int | None:
@@ -254,7 +245,6 @@ def _local_count(labels: Labels, shift: int) -> Tensor:
     units = [counted for counted, marker in MARKERS.items() if marker in extras]
     if units:
         raise ValueError(
-            f"with_aux_loss weights the model's loss by labels, but the collator makes the Trainer count {units[0]}: "
-            f"drop count_{units[0]}"
+            f"with_aux_loss needs a count of labels, but the collator counts {units[0]}: drop count_{units[0]}"
         )
     return scored_places(ids, shift).sum().to(accumulator_dtype(ids.device))

@@ -8,14 +8,14 @@ value: 4 micro-batches of 8 contrast each sample with 7 others, one batch of 32 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ._core.alignment import Labels, Outputs, Selector, select_logits, split_labels
+from ._core.alignment import Labels, Outputs, Selector, output_entry, select_logits, split_labels
 from ._core.autograd import autocast_off, disable_compile
 from ._core.checks import IGNORED, as_list, check_ids, check_logits, check_positive
 from ._core.normalization import NumItems, divide, item_count
@@ -73,7 +73,8 @@ def clip_loss(
         >>> clip_loss({"logits_per_text": torch.zeros(3, 3)}, torch.tensor([7, 8, 8]))
         tensor(0.8283)
     """
-    similarities = check_logits(_logits_per_text(outputs) if select is None else select(outputs))
+    fix = "Pick the similarities with select="
+    similarities = check_logits(output_entry(outputs, "logits_per_text", fix) if select is None else select(outputs))
     if similarities.ndim != 2 or similarities.shape[0] != similarities.shape[1]:
         raise ValueError(f"similarities must have shape (batch, batch), got {tuple(similarities.shape)}")
     kept, ids = _kept_samples(labels, similarities)
@@ -132,23 +133,13 @@ def info_nce_loss(
     queries, keys = map(check_logits, embeddings)
     if queries.ndim != 2 or queries.shape != keys.shape:
         raise ValueError(
-            f"queries and keys must have the same shape (batch, size), got {tuple(queries.shape)} and "
-            f"{tuple(keys.shape)}"
+            f"queries and keys must both be (batch, size), got {tuple(queries.shape)} and {tuple(keys.shape)}"
         )
     kept, ids = _kept_samples(labels, queries)
     with autocast_off(queries.device):
         units = [F.normalize(side[kept].to(compute_dtype(side.dtype)), dim=-1) for side in (queries, keys)]
         similarities = units[0] @ units[1].T / temperature
     return _matching_loss(similarities, ids, num_items_in_batch, symmetric=symmetric)
-
-
-def _logits_per_text(outputs: Outputs) -> Tensor:
-    """Return the similarities of a CLIP model, or raise ValueError if its outputs have none."""
-    found: Tensor | None = outputs.get("logits_per_text") if isinstance(outputs, Mapping) else None
-    if found is None:
-        given = sorted(outputs) if isinstance(outputs, Mapping) else type(outputs).__name__
-        raise ValueError(f"outputs must have logits_per_text, got {given}. Pick the similarities with select=")
-    return found
 
 
 def _kept_samples(labels: Labels | None, samples: Tensor) -> tuple[Tensor | slice, Tensor | None]:
@@ -158,8 +149,7 @@ def _kept_samples(labels: Labels | None, samples: Tensor) -> tuple[Tensor | slic
     ids, extras = split_labels(labels)
     if extras:
         raise ValueError(
-            f"labels must be the ids alone, got the extra tensors {sorted(extras)}, which would be ignored: a "
-            "contrastive loss has no term that reads them"
+            f"labels must be the ids alone, got the extra tensors {sorted(extras)}, which this loss does not read"
         )
     check_ids(ids)
     if ids.shape != samples.shape[:1]:

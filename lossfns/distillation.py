@@ -24,7 +24,7 @@ from ._core.term_loss import bind
 
 
 def forward_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """Compute the forward Kullback-Leibler divergence, which covers everything the teacher does.
+    """Compute the forward Kullback-Leibler divergence, large where the student misses classes of the teacher.
 
         sum(q * log(q / p))
 
@@ -37,8 +37,9 @@ def forward_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
 
     References:
         Hinton, Vinyals, Dean, "Distilling the Knowledge in a Neural Network", 2015, section 2,
-        https://arxiv.org/abs/1503.02531.
-        Kullback, Leibler, "On Information and Sufficiency", 1951, https://doi.org/10.1214/aoms/1177729694.
+        https://arxiv.org/abs/1503.02531
+
+        Kullback, Leibler, "On Information and Sufficiency", 1951, https://doi.org/10.1214/aoms/1177729694
 
     Example:
         >>> forward_kl(torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[1.0, 0.0]]).log())
@@ -48,7 +49,7 @@ def forward_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 def reverse_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """Compute the reverse Kullback-Leibler divergence, which stays within what the teacher does.
+    """Compute the reverse Kullback-Leibler divergence, large where the student predicts classes the teacher does not.
 
         sum(p * log(p / q))
 
@@ -62,7 +63,7 @@ def reverse_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
 
     References:
         Gu, Dong, Wei, Huang, "MiniLLM: Knowledge Distillation of Large Language Models", 2024, equation 1,
-        https://arxiv.org/abs/2306.08543.
+        https://arxiv.org/abs/2306.08543
 
     Example:
         >>> reverse_kl(torch.tensor([[1.0, 0.0]]).log(), torch.tensor([[0.5, 0.5]]).log())
@@ -72,7 +73,7 @@ def reverse_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 def jensen_shannon(log_p: Tensor, log_q: Tensor, *, beta: float = 0.5) -> Tensor:
-    """Compute the generalised Jensen-Shannon divergence of student and teacher from their mixture.
+    """Compute the generalized Jensen-Shannon divergence of student and teacher from their mixture.
 
         beta * sum(q * log(q / m)) + (1 - beta) * sum(p * log(p / m)),  m = beta * q + (1 - beta) * p
 
@@ -90,8 +91,9 @@ def jensen_shannon(log_p: Tensor, log_q: Tensor, *, beta: float = 0.5) -> Tensor
 
     References:
         Agarwal, Vieillard, Zhou, Stanczyk, Ramos, Geist, Bachem, "On-Policy Distillation of Language Models: Learning
-        from Self-Generated Mistakes", 2024, equation 1, https://arxiv.org/abs/2306.13649.
-        Lin, "Divergence Measures Based on the Shannon Entropy", 1991, https://doi.org/10.1109/18.61115.
+        from Self-Generated Mistakes", 2024, equation 1, https://arxiv.org/abs/2306.13649
+
+        Lin, "Divergence Measures Based on the Shannon Entropy", 1991, https://doi.org/10.1109/18.61115
 
     Example:
         >>> jensen_shannon(torch.tensor([[1.0, 0.0]]).log(), torch.tensor([[0.0, 1.0]]).log())
@@ -120,7 +122,7 @@ def total_variation(log_p: Tensor, log_q: Tensor) -> Tensor:
 
     References:
         Wen, Li, Du, Mou, "f-Divergence Minimization for Sequence-Level Knowledge Distillation", 2023, equation 13,
-        https://arxiv.org/abs/2307.15190.
+        https://arxiv.org/abs/2307.15190
 
     Example:
         >>> total_variation(torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[1.0, 0.0]]).log())
@@ -147,7 +149,7 @@ def teacher_divergence(divergence: Tensor) -> Tensor:
 
     References:
         Hinton, Vinyals, Dean, "Distilling the Knowledge in a Neural Network", 2015, section 2, for its weighted sum
-        with the cross-entropy, https://arxiv.org/abs/1503.02531.
+        with the cross-entropy, https://arxiv.org/abs/1503.02531
 
     Example:
         >>> from lossfns import cross_entropy, weighted_sum
@@ -172,14 +174,14 @@ def distillation_loss(
     source: HiddenStates | None = None,
     overwrite_logits: bool = False,
 ) -> Tensor:
-    """Compute the mean divergence of a student from its teacher over labelled tokens, exact under accumulation.
+    """Compute the mean divergence of a student from its teacher over labeled tokens, exact under accumulation.
 
         T ** 2 * mean over labels of divergence(log_softmax(student / T), log_softmax(teacher / T)),  T = temperature
 
-    The teacher comes in one of three forms: `teacher_logits` `(B, L, V)` in the dict of labels; its k most probable
+    The teacher is given in one of three forms: `teacher_logits` `(B, L, V)` in the dict of labels; its k most probable
     classes `teacher_ids` with `teacher_log_probs` `(B, L, k)` there, where all other classes together are one more
     class; or `teacher=`, a model that is run here, without gradient, on the inputs that `collators.teacher_inputs` puts
-    into the dict. The ids are checked on their device, for which this loss waits once more than other losses do.
+    into the dict. The ids are checked on their device, so this loss waits for the device once more than other losses.
 
     Position `i` of the teacher belongs to logit `i` of the student, which predicts label `i + shift`. In evaluation the
     Trainer keeps the labels of all samples, and `teacher_logits` with them, unless `prediction_loss_only=True`.
@@ -192,15 +194,15 @@ def distillation_loss(
             the labels of this call.
         divergence: a function of the log-probabilities of student and teacher, `(n, C)` each, to one value per token:
             `forward_kl`, `reverse_kl`, `partial(jensen_shannon, beta=0.1)`, `total_variation`.
-        term: the term that is minimised per token. `weighted_sum((0.5, cross_entropy), (0.5, teacher_divergence))`
+        term: the term that is minimized per token. `weighted_sum((0.5, cross_entropy), (0.5, teacher_divergence))`
             learns from the labels too.
         temperature: number by which the logits of both are divided, > 0; the divergence is multiplied by its square, so
             that gradients keep their size. `teacher_log_probs` must be computed at this temperature.
-        teacher: the model in eval mode, or its `hidden_states(teacher)`, with which its logits are never materialised.
+        teacher: the model in eval mode, or its `hidden_states(teacher)`, with which its logits are never materialized.
         shift: the label at `i` is predicted by the logit at `i - shift`.
         select: a function of `outputs` that picks the student's logits.
         source: `hidden_states(student)`: read hidden states and head instead of logits, which are then never
-            materialised.
+            materialized.
         overwrite_logits: as for `causal_lm_loss`.
 
     Returns:
@@ -215,7 +217,7 @@ def distillation_loss(
 
     References:
         Hinton, Vinyals, Dean, "Distilling the Knowledge in a Neural Network", 2015, section 2,
-        https://arxiv.org/abs/1503.02531.
+        https://arxiv.org/abs/1503.02531
 
     Example:
         >>> student, teacher = torch.zeros(1, 2, 4), torch.tensor([[[9.0, 9.0, 0.0, 0.0]]]).expand(1, 2, 4)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 from torch import Tensor
 
-from ._core.alignment import Labels, Outputs, Selector, scored_places, split_labels
+from ._core.alignment import Labels, Outputs, Selector, output_entry, scored_places, split_labels
 from ._core.autograd import disable_compile
 from ._core.checks import as_list, check_logits, strings
 from ._core.hidden import HiddenStates
@@ -43,7 +43,7 @@ def causal_lm_loss(
         labels: ids `(B, S)`, unshifted, -100 where nothing is predicted; or `{"labels": ids, name: extra}`.
         num_items_in_batch: the Trainer's count of labels over the accumulation window, in any of its forms; None counts
             the labels of this call.
-        term: the term to minimise per token.
+        term: the term to minimize per token.
         shift: the label at `i` is predicted by the logit at `i - shift`.
         normalize: divide by the number of "tokens", even if they are weighted; by "sequences", after the mean over each
             sequence, with a collator in `collators.count_sequences`; or by "weights", which is torch's weighted mean
@@ -62,23 +62,17 @@ def causal_lm_loss(
             the logits cannot be overwritten.
         TypeError: labels are not integers, logits are ids, or the term asks for an unknown name.
 
+    References:
+        Bengio, Ducharme, Vincent, Jauvin, "A Neural Probabilistic Language Model", 2003,
+        https://www.jmlr.org/papers/v3/bengio03a.html
+
     Example:
         >>> import torch
         >>> logits, labels = torch.zeros(1, 3, 4), torch.tensor([[-100, 2, 1]])
         >>> causal_lm_loss({"logits": logits}, labels)
         tensor(1.3863)
     """
-    return token_loss(
-        outputs,
-        labels,
-        num_items_in_batch,
-        term,
-        shift,
-        normalize=normalize,
-        select=select,
-        source=source,
-        overwrite_logits=overwrite_logits,
-    )
+    return token_loss(outputs, labels, num_items_in_batch, term, shift, normalize, select, source, overwrite_logits)
 
 
 def masked_lm_loss(
@@ -101,7 +95,7 @@ def masked_lm_loss(
         labels: ids `(B, S)`, -100 where a token is not masked; or `{"labels": ids, name: extra}`.
         num_items_in_batch: the Trainer's count of labels over the accumulation window, in any of its forms; None counts
             the labels of this call.
-        term: the term to minimise per masked token.
+        term: the term to minimize per masked token.
         normalize: divide by the number of "tokens", even if they are weighted; by "sequences", after the mean over each
             sequence, with a collator in `collators.count_sequences`; or by "weights", which is torch's weighted mean
             and exact only without gradient accumulation in one process.
@@ -119,22 +113,16 @@ def masked_lm_loss(
             the logits cannot be overwritten.
         TypeError: labels are not integers, logits are ids, or the term asks for an unknown name.
 
+    References:
+        Devlin, Chang, Lee, Toutanova, "BERT: Pre-training of Deep Bidirectional Transformers for Language
+        Understanding", 2019, section 3.1, https://arxiv.org/abs/1810.04805
+
     Example:
         >>> import torch
         >>> masked_lm_loss(torch.zeros(1, 3, 4), torch.tensor([[-100, 2, -100]]))
         tensor(1.3863)
     """
-    return token_loss(
-        outputs,
-        labels,
-        num_items_in_batch,
-        term,
-        0,
-        normalize=normalize,
-        select=select,
-        source=source,
-        overwrite_logits=overwrite_logits,
-    )
+    return token_loss(outputs, labels, num_items_in_batch, term, 0, normalize, select, source, overwrite_logits)
 
 
 def seq2seq_lm_loss(
@@ -159,7 +147,7 @@ def seq2seq_lm_loss(
         labels: target ids `(B, S)`, -100 for padding; or `{"labels": ids, name: extra}`.
         num_items_in_batch: the Trainer's count of labels over the accumulation window, in any of its forms; None counts
             the labels of this call.
-        term: the term to minimise per target token.
+        term: the term to minimize per target token.
         normalize: divide by the number of "tokens", even if they are weighted; by "sequences", after the mean over each
             sequence, with a collator in `collators.count_sequences`; or by "weights", which is torch's weighted mean
             and exact only without gradient accumulation in one process.
@@ -174,52 +162,46 @@ def seq2seq_lm_loss(
 
     Raises:
         ValueError: labels are missing, out of range or of another shape; logits are missing or shorter than the labels;
-            the logits cannot be overwritten, or the decoder saw another
-            number of positions than there are labels.
+            the logits cannot be overwritten; or the decoder saw another number of positions than there are labels.
         TypeError: labels are not integers, logits are ids, or the term asks for an unknown name.
+
+    References:
+        Sutskever, Vinyals, Le, "Sequence to Sequence Learning with Neural Networks", 2014, equation 1,
+        https://arxiv.org/abs/1409.3215
 
     Example:
         >>> import torch
         >>> seq2seq_lm_loss(torch.zeros(1, 2, 4), torch.tensor([[3, 1]]))
         tensor(1.3863)
     """
-    return token_loss(
-        outputs,
-        labels,
-        num_items_in_batch,
-        term,
-        0,
-        normalize=normalize,
-        select=select,
-        source=source,
-        overwrite_logits=overwrite_logits,
-        decoder=True,
-    )
+    options = normalize, select, source, overwrite_logits
+    return token_loss(outputs, labels, num_items_in_batch, term, 0, *options, decoder=True)
 
 
 @disable_compile
 def token_loss(
     outputs: Outputs,
-    labels: Labels | None,
+    labels: Labels,
     num_items_in_batch: NumItems,
     term: Term,
     shift: int,
-    *,
-    normalize: Normalize = "tokens",
-    select: Selector | None = None,
-    source: HiddenStates | None = None,
-    overwrite_logits: bool = False,
+    normalize: Normalize,
+    select: Selector | None,
+    source: HiddenStates | None,
+    overwrite_logits: bool,
     decoder: bool = False,
 ) -> Tensor:
-    """Compute the loss of a language model: split the labels, find the logits, then as for any class ids."""
+    """Split the labels, find the logits, and compute the loss of their class ids.
+
+    With `decoder` the decoder must have seen as many positions as there are labels.
+    """
     ids, extras = split_labels(labels)
     logits = open_source(outputs, ids, select, source)
     shape = logits.like.shape
     if decoder and len(shape) == 3 and ids.ndim == 2 and shape[1] != ids.shape[1]:
         raise ValueError(
             f"the decoder saw {shape[1]} positions for {ids.shape[1]} labels. Without decoder_input_ids some models "
-            "(BART) decode their own source: wrap the collator in "
-            "lossfns.collators.with_decoder_inputs(collator, model)"
+            "(BART) decode their source: wrap the collator in lossfns.collators.with_decoder_inputs(collator, model)"
         )
     return label_loss(
         logits,
@@ -259,7 +241,7 @@ def multi_token_loss(
         heads: names of the heads' logits among the outputs: the first predicts the next token, the second the token
             after it, and so on.
         weights: one weight per head.
-        term: the term to minimise per token, for every head.
+        term: the term to minimize per token, for every head.
         overwrite_logits: as for `causal_lm_loss`, for every head.
 
     Returns:
@@ -272,6 +254,7 @@ def multi_token_loss(
     References:
         Gloeckle, Idrissi, Roziere, Lopez-Paz, Synnaeve, "Better & Faster Large Language Models via Multi-token
         Prediction", 2024, equation 2, https://arxiv.org/abs/2404.19737
+
         DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, equations 24 and 25, https://arxiv.org/abs/2412.19437
 
     Example:
@@ -282,27 +265,15 @@ def multi_token_loss(
         tensor(1.5942)
     """
     if not strings(heads, "heads") or len(heads) != len(as_list(weights, "weights")):
-        raise ValueError(
-            f"expected one weight per head, as heads=('logits', 'further'), weights=(1.0, 0.3); got {heads!r} and "
-            f"{weights!r}"
-        )
+        raise ValueError(f"expected one weight per head, for at least one head, got {heads!r} and {weights!r}")
     ids, extras = split_labels(labels)
     host = ids.detach().cpu()  # once for all heads
-    logits = [_logits(outputs, name) for name in heads]
+    logits = [check_logits(output_entry(outputs, name, "heads= names the logits of each head")) for name in heads]
     count = item_count(num_items_in_batch, int(scored_places(host, 1).sum()), logits[0].device)
-    losses = [
-        causal_lm_loss(
+    parts = []
+    for shift, (weight, head_logits) in enumerate(zip(weights, logits, strict=True), start=1):
+        loss = causal_lm_loss(
             head_logits, {"labels": host, **extras}, count, term=term, shift=shift, overwrite_logits=overwrite_logits
         )
-        for shift, head_logits in enumerate(logits, start=1)
-    ]
-    parts = [weight * loss for weight, loss in zip(weights, losses, strict=True)]
+        parts.append(weight * loss)
     return sum(parts[1:], parts[0])
-
-
-def _logits(outputs: Outputs, name: str) -> Tensor:
-    found = outputs.get(name) if isinstance(outputs, Mapping) else None
-    if found is None:
-        given = sorted(outputs) if isinstance(outputs, Mapping) else type(outputs).__name__
-        raise ValueError(f"expected '{name}' among the outputs, got {given}; heads= names the logits of each head")
-    return check_logits(found)

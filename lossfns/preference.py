@@ -56,11 +56,13 @@ def bradley_terry(chosen: Tensor, rejected: Tensor, *, margin: Tensor | float = 
 
     References:
         Bradley, Terry, "Rank Analysis of Incomplete Block Designs: I. The Method of Paired Comparisons", 1952,
-        https://doi.org/10.2307/2334029.
+        https://doi.org/10.2307/2334029
+
         Touvron et al., "Llama 2: Open Foundation and Fine-Tuned Chat Models", 2023, equation 2, for the margin,
-        https://arxiv.org/abs/2307.09288.
+        https://arxiv.org/abs/2307.09288
+
         Eisenstein et al., "Helping or Herding? Reward Model Ensembles Mitigate but do not Eliminate Reward Hacking",
-        2023, section 2.2, for the centering, https://arxiv.org/abs/2312.09244.
+        2023, section 2.2, for the centering, https://arxiv.org/abs/2312.09244
 
     Example:
         >>> bradley_terry(torch.tensor([2.0]), torch.tensor([1.0]))
@@ -81,7 +83,7 @@ def dpo(
     beta: float = 0.1,
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """Compute direct preference optimisation (DPO): `bradley_terry` of the implicit rewards.
+    """Compute direct preference optimization (DPO): `bradley_terry` of the implicit rewards.
 
         h = beta * ((chosen - reference_chosen) - (rejected - reference_rejected))
         -(1 - label_smoothing) * log(sigmoid(h)) - label_smoothing * log(sigmoid(-h))
@@ -105,9 +107,10 @@ def dpo(
 
     References:
         Rafailov, Sharma, Mitchell, Ermon, Manning, Finn, "Direct Preference Optimization: Your Language Model is
-        Secretly a Reward Model", 2023, equation 7, https://arxiv.org/abs/2305.18290.
+        Secretly a Reward Model", 2023, equation 7, https://arxiv.org/abs/2305.18290
+
         Mitchell, "A Note on DPO with Noisy Preferences and Relationship to IPO", 2023, equation 3, for the smoothing,
-        https://ericmitchell.ai/cdpo.pdf.
+        https://ericmitchell.ai/cdpo.pdf
 
     Example:
         >>> dpo(torch.tensor([-4.0]), torch.tensor([-9.0]), torch.tensor([-5.0]), torch.tensor([-5.0]), beta=0.1)
@@ -129,7 +132,7 @@ def ipo(
     *,
     beta: float = 0.1,
 ) -> Tensor:
-    """Compute identity preference optimisation (IPO): squared distance of the difference of log-ratios from a target.
+    """Compute identity preference optimization (IPO): squared distance of the difference of log-ratios from a target.
 
         ((chosen - reference_chosen) / chosen_tokens
          - (rejected - reference_rejected) / rejected_tokens - 1 / (2 * beta)) ** 2
@@ -143,7 +146,7 @@ def ipo(
         reference_rejected: log-probability of the rejected completion under the reference model, `(n,)`, nats.
         chosen_tokens: number of tokens of the chosen completion, `(n,)`.
         rejected_tokens: number of tokens of the rejected completion, `(n,)`.
-        beta: strength of the regularisation, > 0; `tau` in the paper.
+        beta: strength of the regularization, > 0; `tau` in the paper.
 
     Returns:
         One value per preference pair, `(n,)`, squared nats.
@@ -154,7 +157,7 @@ def ipo(
 
     References:
         Azar, Rowland, Piot, Guo, Calandriello, Valko, Munos, "A General Theoretical Paradigm to Understand Learning
-        from Human Preferences", 2023, equation 17, https://arxiv.org/abs/2310.12036.
+        from Human Preferences", 2023, equation 17, https://arxiv.org/abs/2310.12036
 
     Example:
         >>> one, two = torch.tensor([1.0]), torch.tensor([2.0])
@@ -175,7 +178,7 @@ def simpo(
     beta: float = 2.0,
     gamma: float = 1.0,
 ) -> Tensor:
-    """Compute simple preference optimisation (SimPO): `bradley_terry` of mean log-probabilities per token.
+    """Compute simple preference optimization (SimPO): `bradley_terry` of mean log-probabilities per token.
 
         -log(sigmoid(beta * chosen / chosen_tokens - beta * rejected / rejected_tokens - gamma))
 
@@ -196,7 +199,7 @@ def simpo(
 
     References:
         Meng, Xia, Chen, "SimPO: Simple Preference Optimization with a Reference-Free Reward", 2024, equation 6,
-        https://arxiv.org/abs/2405.14734.
+        https://arxiv.org/abs/2405.14734
 
     Example:
         >>> one = torch.tensor([1.0])
@@ -210,7 +213,7 @@ def simpo(
 def orpo(
     chosen: Tensor, rejected: Tensor, chosen_tokens: Tensor, rejected_tokens: Tensor, *, weight: float = 0.1
 ) -> Tensor:
-    """Compute odds ratio preference optimisation (ORPO): likelihood of the chosen completion plus a log-odds ratio.
+    """Compute odds ratio preference optimization (ORPO): likelihood of the chosen completion plus a log-odds ratio.
 
         c = chosen / chosen_tokens,  r = rejected / rejected_tokens,  log_odds(x) = x - log(1 - exp(x))
         -c - weight * log(sigmoid(log_odds(c) - log_odds(r)))
@@ -229,7 +232,7 @@ def orpo(
 
     References:
         Hong, Lee, Thorne, "ORPO: Monolithic Preference Optimization without Reference Model", 2024, equations 4 to 7,
-        https://arxiv.org/abs/2403.07691.
+        https://arxiv.org/abs/2403.07691
 
     Example:
         >>> half, tenth, one = torch.tensor([0.5]).log(), torch.tensor([0.1]).log(), torch.tensor([1.0])
@@ -241,7 +244,7 @@ def orpo(
 
 
 def cpo(chosen: Tensor, rejected: Tensor, chosen_tokens: Tensor, *, beta: float = 0.1, weight: float = 1.0) -> Tensor:
-    """Compute contrastive preference optimisation (CPO): `dpo` without a reference, plus likelihood of the chosen one.
+    """Compute contrastive preference optimization (CPO): `dpo` without a reference, plus likelihood of the chosen one.
 
         -log(sigmoid(beta * (chosen - rejected))) - weight * chosen / chosen_tokens
 
@@ -264,7 +267,7 @@ def cpo(chosen: Tensor, rejected: Tensor, chosen_tokens: Tensor, *, beta: float 
     References:
         Xu, Sharaf, Chen, Tan, Shen, Van Durme, Murray, Kim, "Contrastive Preference Optimization: Pushing the
         Boundaries of LLM Performance in Machine Translation", 2024, equations 4 and 5,
-        https://arxiv.org/abs/2401.08417.
+        https://arxiv.org/abs/2401.08417
 
     Example:
         >>> cpo(torch.tensor([-2.0]), torch.tensor([-12.0]), torch.tensor([2.0]), beta=0.1)
@@ -283,7 +286,7 @@ def kto(
     desirable_weight: float = 1.0,
     undesirable_weight: float = 1.0,
 ) -> Tensor:
-    """Compute Kahneman-Tversky optimisation (KTO) of single completions, each labelled desirable or undesirable.
+    """Compute Kahneman-Tversky optimization (KTO) of single completions, each labeled desirable or undesirable.
 
         desirable_weight * sigmoid(-beta * (log_ratio - reference_point))     where desirable
         undesirable_weight * sigmoid(beta * (log_ratio - reference_point))    elsewhere
@@ -308,15 +311,15 @@ def kto(
 
     References:
         Ethayarajh, Xu, Muennighoff, Jurafsky, Kiela, "KTO: Model Alignment as Prospect Theoretic Optimization", 2024,
-        equation 8, where the value is written `lambda - v`, https://arxiv.org/abs/2402.01306.
+        equation 8, where the value is written `lambda - v`, https://arxiv.org/abs/2402.01306
 
     Example:
         >>> kto(torch.tensor([0.0, 10.0]), torch.tensor([True, False]), 0.0)
         tensor([0.5000, 0.7311])
     """
     check_positive(beta, "beta")
-    origin = reference_point
-    gain = beta * (log_ratio - torch.as_tensor(origin, dtype=log_ratio.dtype, device=log_ratio.device).detach())
+    origin = torch.as_tensor(reference_point, dtype=log_ratio.dtype, device=log_ratio.device).detach()
+    gain = beta * (log_ratio - origin)
     return torch.where(desirable != 0, desirable_weight * (-gain).sigmoid(), undesirable_weight * gain.sigmoid())
 
 
@@ -355,7 +358,7 @@ def sequence_log_probs(
 
     References:
         Bengio, Ducharme, Vincent, Jauvin, "A Neural Probabilistic Language Model", 2003,
-        https://www.jmlr.org/papers/v3/bengio03a.html.
+        https://www.jmlr.org/papers/v3/bengio03a.html
 
     Example:
         >>> found = sequence_log_probs(torch.zeros(1, 3, 4), torch.tensor([[-100, 2, 1]]))
@@ -392,7 +395,7 @@ def preference_loss(
     select: Selector | None = None,
     source: HiddenStates | None = None,
 ) -> Tensor:
-    """Compute the mean of an objective over pairs of completions, exact under gradient accumulation and processes.
+    """Compute the mean of an objective over pairs of completions, exact under gradient accumulation and DDP.
 
         sum over preference pairs of objective(...) / number of preference pairs in the accumulation window
 
@@ -408,7 +411,7 @@ def preference_loss(
         shift: the label at `i` is predicted by the logit at `i - shift`.
         select: a function of `outputs` that picks the logits.
         source: `hidden_states(model)`: read hidden states and head instead of logits, which are then never
-            materialised.
+            materialized.
 
     Returns:
         0-d float32 (float64 for float64 logits), in the unit of the objective per preference pair; 0 with a live graph
@@ -416,12 +419,12 @@ def preference_loss(
 
     Raises:
         ValueError: the sequences do not form pairs; labels and logits as for `causal_lm_loss`.
-        TypeError: the objective asks for something that is neither measured nor in the dict of labels, such as the
+        TypeError: the objective asks for a tensor that is neither measured nor in the dict of labels, such as the
             reference log-probabilities of `precompute_reference_log_probs`.
 
     References:
         Rafailov, Sharma, Mitchell, Ermon, Manning, Finn, "Direct Preference Optimization: Your Language Model is
-        Secretly a Reward Model", 2023, https://arxiv.org/abs/2305.18290.
+        Secretly a Reward Model", 2023, https://arxiv.org/abs/2305.18290
 
     Example:
         >>> logits, ids = torch.zeros(2, 2, 4), torch.tensor([[0, 1], [0, 2]])
@@ -450,7 +453,7 @@ def reward_loss(
     objective: Term = bradley_terry,
     select: Selector | None = None,
 ) -> Tensor:
-    """Compute the mean of an objective over pairs of reward scores, exact under gradient accumulation and processes.
+    """Compute the mean of an objective over pairs of reward scores, exact under gradient accumulation and DDP.
 
         sum over preference pairs of objective(...) / number of preference pairs in the accumulation window
 
@@ -470,11 +473,11 @@ def reward_loss(
 
     Raises:
         ValueError: scores and labels do not fit.
-        TypeError: the objective asks for something unknown.
+        TypeError: the objective asks for an unknown tensor.
 
     References:
         Ouyang et al., "Training language models to follow instructions with human feedback", 2022, equation 1,
-        https://arxiv.org/abs/2203.02155.
+        https://arxiv.org/abs/2203.02155
 
     Example:
         >>> reward_loss(torch.tensor([[2.0], [1.0]]), torch.tensor([0]))
@@ -498,8 +501,7 @@ def pair_rows(ids: Tensor) -> Tensor:
     if ids.ndim == 2 and ids.shape[0] % 2 == 0:
         return ids
     raise ValueError(
-        "labels must have shape (pairs, tokens, 2), as collators.stack_pairs returns them, or (2 * pairs, tokens), the "
-        f"chosen sequences first, got {tuple(ids.shape)}"
+        f"labels must be (pairs, tokens, 2), as stack_pairs makes them, or (2 * pairs, tokens), got {tuple(ids.shape)}"
     )
 
 
@@ -515,8 +517,8 @@ def pair_statistics(opened: Source, ids: Tensor, shift: int) -> tuple[dict[str, 
         One `(n,)` tensor per name of `PAIR_STATISTICS`, and `(n,)` bool on the host.
     """
     _, totals, tokens, aligned = _sequence_sums(opened, ids, shift)
-    labelled = aligned.rows.index.div(opened.like.shape[1], rounding_mode="floor")
-    counted = torch.zeros(len(ids), dtype=torch.bool, device="cpu").index_fill_(0, labelled, True).view(2, -1).all(0)
+    labeled = aligned.rows.index.div(opened.like.shape[1], rounding_mode="floor")
+    counted = torch.zeros(len(ids), dtype=torch.bool, device="cpu").index_fill_(0, labeled, True).view(2, -1).all(0)
     return dict(zip(PAIR_STATISTICS, (*totals.view(2, -1), *tokens.view(2, -1)), strict=True)), counted
 
 
@@ -529,7 +531,7 @@ def score_pairs(outputs: Outputs, marks: Tensor, select: Selector | None) -> tup
         select: a function of `outputs` that picks the scores.
 
     Returns:
-        Scores `(2, n)` float64, `(n,)` bool on the host, and the dtype that the scores came in.
+        Scores `(2, n)` float64, `(n,)` bool on the host, and the original dtype of the scores.
 
     Raises:
         ValueError: there is not one score for each of `2 n` sequences and one label for each of `n` pairs.
@@ -566,12 +568,8 @@ def _pair_loss(
     """Bind the objective to the preference pairs that count, sum its values and divide by the count."""
     index, device = counted.nonzero().flatten(), measured["chosen"].device
     on_device = index.to(device, non_blocking=True)
-    bound = bind(
-        objective,
-        Alignment(Rows(index, on_device, None), on_device, counted.shape),
-        extras,
-        statistics=tuple(measured),
-    )
+    aligned = Alignment(Rows(index, on_device, None), on_device, counted.shape)
+    bound = bind(objective, aligned, extras, statistics=tuple(measured))
     count = item_count(num_items_in_batch, len(index), device)
     with autocast_off(device):
         return bound.total({name: measured[name][on_device] for name in bound.fields}, count)
@@ -600,7 +598,7 @@ def precompute_reference_log_probs(
             the model unchanged.
         shift: the label at `i` is predicted by the logit at `i - shift`.
         batch_size: number of preference pairs per batch.
-        source: `hidden_states(model)`: the logits of a batch are never materialised.
+        source: `hidden_states(model)`: the logits of a batch are never materialized.
 
     Returns:
         The dataset with two more columns, `reference_chosen` and `reference_rejected`, nats, where `stack_pairs` and
@@ -614,7 +612,7 @@ def precompute_reference_log_probs(
 
     References:
         Rafailov, Sharma, Mitchell, Ermon, Manning, Finn, "Direct Preference Optimization: Your Language Model is
-        Secretly a Reward Model", 2023, https://arxiv.org/abs/2305.18290.
+        Secretly a Reward Model", 2023, https://arxiv.org/abs/2305.18290
 
     Example:
         >>> from lossfns.collators import stack_pairs

@@ -23,7 +23,7 @@ def question_answering_loss(
 ) -> Tensor:
     """Compute the mean of a term over the start and end positions of answers, exact under gradient accumulation.
 
-        sum over labelled starts and ends of term(log_softmax(logits over positions)[label]) / number of them
+        sum over labeled starts and ends of term(log_softmax(logits over positions)[label]) / number of them
 
     The Trainer counts and evaluates if the collator is `pack_spans(collator)` and the arguments are
     `TrainingArguments(label_names=["labels"])`. The classes are all positions of a window, padding included, as in the
@@ -35,7 +35,7 @@ def question_answering_loss(
         labels: start and end `(B, 2)`, -100 for one outside the window; or `{"labels": both, name: extra}`.
         num_items_in_batch: the Trainer's count of positions over the accumulation window, in any of its forms; None
             counts those of this call.
-        term: the term that is minimised per start and per end; its classes are the positions of the window.
+        term: the term that is minimized per start and per end; its classes are the positions of the window.
 
     Returns:
         0-d float32 (float64 for float64 logits), nats per position for cross-entropy; 0 with a live graph when none
@@ -43,11 +43,11 @@ def question_answering_loss(
 
     Raises:
         ValueError: labels are missing, out of range or of another shape; the logits are missing.
-        TypeError: labels are not integers; the term asks for something unknown.
+        TypeError: labels are not integers; the term asks for an unknown tensor.
 
     References:
         Devlin, Chang, Lee, Toutanova, "BERT: Pre-training of Deep Bidirectional Transformers for Language
-        Understanding", 2019, section 4.2, https://arxiv.org/abs/1810.04805.
+        Understanding", 2019, section 4.2, https://arxiv.org/abs/1810.04805
 
     Example:
         >>> outputs = {"start_logits": torch.zeros(1, 4), "end_logits": torch.zeros(1, 4)}

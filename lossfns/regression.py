@@ -1,7 +1,7 @@
 """Losses of regression for the Trainer's `compute_loss_func`: elementwise functions of prediction and target.
 
 The functions here are terms: they combine with `weighted_sum` and `token_weighted` (whose extra tensor `token_weights`
-may hold one weight per sample), and a user's function of `prediction`, `target` and `log_variance` takes their place.
+may hold one weight per sample), and any function of `prediction`, `target` and `log_variance` can be used instead.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ def regression_loss(
     term: Term = mse,
     select: Selector | None = None,
 ) -> Tensor:
-    """Compute the mean of a term over targets, exact under gradient accumulation and processes.
+    """Compute the mean of a term over targets, exact under gradient accumulation and DDP.
 
         sum over targets of term(prediction, target) / number of targets
 
@@ -231,6 +231,9 @@ def regression_loss(
     Raises:
         ValueError: there are no labels; targets are NaN, infinite or of another shape than the predictions.
         TypeError: targets are complex; the term asks for an unknown tensor.
+
+    References:
+        Gneiting, "Making and Evaluating Point Forecasts", 2011, https://arxiv.org/abs/0912.0902
 
     Example:
         >>> regression_loss({"logits": torch.tensor([[1.0], [2.0], [0.0]])}, torch.tensor([1.5, 4.0, -100.0]))
@@ -273,8 +276,7 @@ def _known_targets(targets: Tensor, device: torch.device) -> Alignment:
     if wrong.numel():
         raise ValueError(
             f"targets must be finite, got {wrong[0].item()} in {wrong.numel()} of {host.numel()}. Mark missing targets "
-            f"with {IGNORED}, which the Trainer leaves out of its count: wrap the collator in "
-            "lossfns.collators.mask_missing(collator)"
+            f"with {IGNORED}: wrap the collator in lossfns.collators.mask_missing(collator)"
         )
     positions = (host != IGNORED).nonzero().flatten()
     moved = positions.to(device, non_blocking=True)

@@ -29,14 +29,14 @@ def segmentation_loss(
     dice: float = 0.0,
     select: Selector | None = None,
 ) -> Tensor:
-    """Compute the mean of a term over pixels plus a soft Dice loss, exact under gradient accumulation and processes.
+    """Compute the mean of a term over pixels plus a soft Dice loss, exact under gradient accumulation and DDP.
 
-        mean over labelled pixels of (term + dice * dice_loss(image of the pixel))
+        mean over labeled pixels of (term + dice * dice_loss(image of the pixel))
         dice_loss(image) = 1 - mean over its classes c of 2 * sum(p_c * y_c) / (sum(y_c) + sum(p_c))
 
-    Here `p_c` is the probability of class `c` and `y_c` is 1 where it is the label, summed over the labelled pixels of
-    an image. An image counts by its number of labelled pixels, like the rest of the loss; for images of one size that
-    are labelled everywhere this is the plain mean over images.
+    Here `p_c` is the probability of class `c` and `y_c` is 1 where it is the label, summed over the labeled pixels of
+    an image. An image counts by its number of labeled pixels, like the rest of the loss; for images of one size that
+    are labeled everywhere this is the plain mean over images.
 
     Logits of lower resolution are interpolated to that of the labels, one image at a time and once more in backward, so
     that the interpolated logits of a batch are never in memory together.
@@ -46,8 +46,8 @@ def segmentation_loss(
         labels: class ids `(B, H, W)`, -100 for pixels without a label (`replace_labels(collator, {255: -100})`); or
             `{"labels": ids, name: extra}`.
         num_items_in_batch: the Trainer's count of labels over the accumulation window, in any of its forms; None counts
-            those of this call.
-        term: the term that is minimised per pixel; None for the Dice loss alone.
+            the labels of this call.
+        term: the term that is minimized per pixel; None for the Dice loss alone.
         dice: weight of the Dice loss, >= 0.
         select: a function of `outputs` that picks the logits.
 
@@ -58,13 +58,14 @@ def segmentation_loss(
     Raises:
         ValueError: labels are missing, out of range or of another shape; logits have a higher resolution than labels;
             `dice` is negative, or 0 without a term.
-        TypeError: labels are not integers; the term asks for something unknown.
+        TypeError: labels are not integers; the term asks for an unknown tensor.
 
     References:
         Milletari, Navab, Ahmadi, "V-Net: Fully Convolutional Neural Networks for Volumetric Medical Image
-        Segmentation", 2016, for the Dice loss, https://arxiv.org/abs/1606.04797.
+        Segmentation", 2016, for the Dice loss, https://arxiv.org/abs/1606.04797
+
         Sudre, Li, Vercauteren, Ourselin, Cardoso, "Generalised Dice overlap as a deep learning loss function for highly
-        unbalanced segmentations", 2017, for areas that are not squared, https://arxiv.org/abs/1707.03237.
+        unbalanced segmentations", 2017, for areas that are not squared, https://arxiv.org/abs/1707.03237
 
     Example:
         >>> labels = torch.tensor([[[0, 0], [1, -100]]])
@@ -72,7 +73,7 @@ def segmentation_loss(
         tensor(1.2074)
     """
     if not dice >= 0 or (term is None and dice == 0):
-        raise ValueError(f"dice must be >= 0, and > 0 if term is None (nothing to minimise otherwise), got {dice}")
+        raise ValueError(f"dice must be >= 0, and > 0 if term is None (nothing to minimize otherwise), got {dice}")
     ids, extras = split_labels(labels)
     logits = select_logits(outputs, ids, select)
     _check_shapes(logits, ids)

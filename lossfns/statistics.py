@@ -97,10 +97,10 @@ def head_token_statistics(
     check_fields(fields)
     if softcap is not None and not softcap > 0:
         raise ValueError(f"softcap must be positive, or None for unbounded logits, got {softcap}")
-    whole_head = Head(head, classes_of(head, hidden), scale, softcap)
-    like = logits_like(hidden, whole_head)
+    capped_head = Head(head, classes_of(head, hidden), scale, softcap)
+    like = logits_like(hidden, capped_head)
     aligned = align(like, labels, shift=shift, ignore_index=integer(ignore_index, "ignore_index"))
-    return _of_labels(head_statistics(hidden, whole_head, aligned.rows, fields), aligned)
+    return _of_labels(head_statistics(hidden, capped_head, aligned.rows, fields), aligned)
 
 
 def _of_labels(measured: Mapping[str, Tensor], aligned: Alignment) -> dict[str, Tensor]:

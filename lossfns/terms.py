@@ -3,8 +3,8 @@
 A term takes 1-D float32 tensors of one length, bound by parameter name, and returns values of that length. Parameters
 without a default are statistics of the logits (`log_prob`, `log_normalizer`, `mean_logit`, `entropy`), the `labels`, or
 extra tensors from a dict of labels. Parameters with a default are options, which `functools.partial` binds.
-A term must be deterministic: it is called with a few labels at a time, with two made-up ones before the first, and
-with all of them for `watch`. In the formulas below, p is the probability of the label, `exp(log_prob)`.
+A term must be deterministic: it is called with two artificial labels first, then with a few labels at a time, and with
+all of them for `watch`. In the formulas below, p is the probability of the label, `exp(log_prob)`.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def _poly1_derivative(log_prob: Tensor, *, epsilon: float) -> Grads:
 
 
 def z_loss(log_normalizer: Tensor) -> Tensor:
-    """Compute the squared log-normalizer, a penalty that keeps the logits from drifting.
+    """Compute the squared log-normalizer, a penalty that keeps the sum of the exponentials of the logits near 1.
 
         (log of the sum over classes c of exp(logit(c))) ** 2
 

@@ -18,13 +18,13 @@ from ._core.recorder import Recorder, recording
 from ._core.signature import check_options, name_of
 from .combine import AddedLosses, Loss
 
-# Keys that the Trainer writes into the same line, and the prefixes by which reporters recognise evaluations.
+# Keys that the Trainer writes into the same line, and the prefixes by which reporters recognize evaluations.
 RESERVED = ("loss", "grad_norm", "learning_rate", "epoch", "step", "num_input_tokens_seen")
 RESERVED_PREFIXES = ("train_", "eval_", "test_")
 
 
 class TrainingMetrics:
-    """Sums over the labels since the last line of the log; each line carries their means.
+    """Running sums over labels, whose means are added to each line that the Trainer logs.
 
     Pass `watch(loss, metrics, ...)` to the Trainer as `compute_loss_func`, then call `attach`. The means appear in the
     printed line, in what the reporters get and in `trainer.state.log_history`; they are over all labels of all
@@ -54,9 +54,7 @@ class TrainingMetrics:
         """
         loss = trainer.compute_loss_func
         if not isinstance(loss, WatchedLoss) or loss.metrics is not self:
-            raise ValueError(
-                f"the Trainer's compute_loss_func must be watch(loss, metrics, ...) with these metrics, got {loss!r}"
-            )
+            raise ValueError(f"compute_loss_func must be watch(loss, metrics, ...) with these metrics, got {loss!r}")
         trainer.add_callback(_log_callback(self, trainer.accelerator))
         # Move it to the front, so that the callbacks that print and report find the means in the line.
         callbacks = trainer.callback_handler.callbacks
@@ -128,7 +126,7 @@ class WatchedLoss:
             (recorder,) = recorders
             if not recorder.parts and summands(_term_of(self.loss)):
                 raise ValueError(
-                    f"{name_of(self.loss)} does not tell the parts of its term apart. Name them with "
+                    f"{name_of(self.loss)} does not measure the parts of its term separately. Name them with "
                     'add_losses({"a": (1.0, partial(loss, term=...)), ...})'
                 )
             parts, shares = recorder.parts, [recorder.share] * len(recorder.parts)
@@ -138,8 +136,8 @@ class WatchedLoss:
             share = any_share if local_share is None else local_share  # a user's own loss counts like the others
             if share is None:
                 raise ValueError(
-                    f"{name_of(self.loss)} divides by a count of its own, so that its parts cannot be averaged over "
-                    "batches: at least one part must be a loss of this package"
+                    f"{name_of(self.loss)} does not divide by the Trainer's count, so its parts cannot be averaged "
+                    "over batches: at least one part must be a loss of this package"
                 )
             self.metrics.add(name, part, share)
 
@@ -148,8 +146,7 @@ class WatchedLoss:
         if measured is None:
             raise ValueError(
                 f"{name_of(self.loss)} does not measure class probabilities of single labels, so that "
-                f"{', '.join(column for _, column in self.columns)} cannot be watched: watch its parts alone, "
-                "watch(loss, metrics)"
+                f"{', '.join(column for _, column in self.columns)} cannot be watched: use watch(loss, metrics)"
             )
         values = next(iter(measured.values()))
         weight = torch.full((), float(values.numel()), device=values.device)  # unlike tensor(), it does not wait

@@ -65,11 +65,7 @@ def from_sklearn(
 
 
 def from_evaluate(
-    module: Any,
-    *,
-    kind: Kind,
-    higher_is_better: Mapping[str, bool | None],
-    options: Mapping[str, Any] | None = None,
+    module: Any, *, kind: Kind, higher_is_better: Mapping[str, bool | None], options: Mapping[str, Any] | None = None
 ) -> Metric:
     """Return a metric from a loaded metric of Hugging Face `evaluate`; nothing is downloaded or cast.
 
@@ -178,7 +174,7 @@ def to_evaluate(metric: Metric, *, kind: Kind) -> Any:
 # --- shared by all ----------------------------------------------------------------------------------------------------
 
 
-def labelled_values(predictions: Any, labels: Any, *, kind: Kind) -> dict[str, Any]:
+def scored_values(predictions: Any, labels: Any, *, kind: Kind) -> dict[str, Any]:
     """Return predictions and labels of each sample where the label is not ignored, as sparse rows of any length.
 
     Raises:
@@ -260,7 +256,7 @@ def _updated(labels: Array, predictions: Array, *, module: Any, key: str) -> dic
 def _adapted(compute: Any, kind: Kind, higher_is_better: Mapping[str, bool | None]) -> Metric:
     _check_kind(kind)
     return Metric(
-        statistics=partial(labelled_values, kind=kind),
+        statistics=partial(scored_values, kind=kind),
         score=_Score(compute, tuple(key for key in higher_is_better if "{" not in key), kind == "probabilities"),
         higher_is_better=higher_is_better,
         needs_all_samples="it is not known whether it can be summed over samples",
@@ -269,8 +265,8 @@ def _adapted(compute: Any, kind: Kind, higher_is_better: Mapping[str, bool | Non
 
 def _check_methods(module: Any, expected: str, *names: str) -> None:
     if isinstance(module, type) or not all(hasattr(module, name) for name in names):
-        came = f"the class {module.__name__}" if isinstance(module, type) else f"a {type(module).__name__}"
-        raise TypeError(f"module must be {expected}, got {came}")
+        given = f"the class {module.__name__}" if isinstance(module, type) else f"a {type(module).__name__}"
+        raise TypeError(f"module must be {expected}, got {given}")
 
 
 def _check_kind(kind: str) -> None:

@@ -29,7 +29,7 @@ MULTI_LABEL_AVERAGES = ("micro", "macro", "samples", "per_class")
 CALIBRATION_BINS = 15
 # As in scikit-learn, probabilities are clipped to this before the logarithm.
 SMALLEST = np.finfo(np.float64).eps
-# Rows of a softmax sum to 1 up to rounding in float32. To recognise one, this many rows must do so, none of them with a
+# Rows of a softmax sum to 1 up to rounding in float32. To recognize one, this many rows must do so, none of them with a
 # probability of SURE or more, because sigmoids that are nearly 0 or 1 may sum to 1 by chance.
 TELLING, SURE, ROUNDING = 4, 0.99, 1e-5
 # The threshold of a class without positive labels.
@@ -358,7 +358,7 @@ def _counts_of_cells(cells: Array, num_classes: int) -> Columns:
         raise ValueError(
             f"the column 'confusion' must hold counts (B, {num_classes**2}), true class x predicted class of "
             f"num_classes={num_classes}, as reducers.confusion_counts returns, got shape {cells.shape} and numbers "
-            f"from {cells.min(initial=0)}; -1 stands for NaN logits of a model that has diverged"
+            f"from {cells.min(initial=0)}; -1 means NaN logits, of a model that has diverged"
         )
     return confusion.counts_of(cells.reshape(-1, num_classes, num_classes))._asdict()
 
@@ -455,16 +455,15 @@ def _refuse_softmax(probabilities: Array, actual: Array) -> None:
     """Raise ValueError if all rows (B, C) are a softmax although some samples do not have exactly one label.
 
     With exactly one label per sample a softmax may be scored. Sigmoids sum to 1 by chance where each is nearly 0 or 1,
-    or where a zero-initialised head predicts 0.5 for two classes; in several other rows they do not.
+    or where a zero-initialized head predicts 0.5 for two classes; in several other rows they do not.
     """
     if not (abs(probabilities.sum(-1, dtype=np.float64) - 1) < ROUNDING).all() or (actual.sum(-1) == 1).all():
         return
     telling = (probabilities.max(-1, initial=0) < SURE) & (probabilities != 0.5).any(-1)
     if telling.sum() >= TELLING:
         raise ValueError(
-            "all rows of 'probabilities' sum to 1 but samples do not have exactly one label each, so this is a softmax "
-            "over the classes. Use the reducer partial(reducers.probabilities, multi_label=True), which returns one "
-            "probability per label"
+            "all rows of 'probabilities' sum to 1, as a softmax over classes does, but samples do not have exactly one "
+            "label each. Use the reducer partial(reducers.probabilities, multi_label=True)"
         )
 
 

@@ -89,10 +89,7 @@ def token_sums(predictions: Any, labels: Any) -> Columns:
         )
     for name, column in found.items():
         if column.ndim != 1:
-            raise ValueError(
-                f"the column {name!r} must be one sum per sample, ({len(column)},), as sample_sums returns, got shape "
-                f"{column.shape}"
-            )
+            raise ValueError(f"the column {name!r} must be one sum per sample, (samples,), got shape {column.shape}")
     columns = {name: column.astype(np.float64) for name, column in found.items()}
     sequences = columns["tokens"] > 0
     columns["all_correct"] = np.where(sequences, columns["all_correct"], 0.0)

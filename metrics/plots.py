@@ -24,7 +24,7 @@ COLOR = "#2b6cb0"
 
 
 def reliability_diagram(columns: Mapping[str, ArrayLike]) -> "Figure":
-    """Draw accuracy against confidence, and the share of the labels in each bin.
+    """Draw accuracy as a function of confidence, and the share of the labels in each bin.
 
     Args:
         columns: `bin_labels`, `bin_confidence` and `bin_correct` (samples, bins), as `reducers.calibration_bins`

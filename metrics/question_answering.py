@@ -26,9 +26,15 @@ POSITIONS = ("start_positions", "end_positions")
 
 @dataclass(frozen=True, eq=False)
 class Questions:
-    """Scores of answers, given contexts and correct answers per example, and example and offsets per feature.
+    """The score function of `extractive_qa`, with the data of the examples and features that it needs.
 
-    Offsets are -1 outside the context.
+    Attributes:
+        contexts: the context of each example.
+        answers: the correct answers of each example.
+        example_of: the index of each feature's example.
+        offsets: first and last character of each token of each feature, -1 outside the context.
+        null_threshold: see `extractive_qa`.
+        positions: start and end of the answer of each feature, or None.
     """
 
     contexts: tuple[str, ...] = field(repr=False)
@@ -73,7 +79,7 @@ class Questions:
         return ["" if none else text for text, none in zip(texts, unanswered, strict=True)]
 
     def _check_order(self, found: Array, expected: Array) -> None:
-        """Raise if positions differ; `pack_spans` turns those outside the batch, and so outside the window, to -100."""
+        """Raise if positions differ; `pack_spans` sets those outside the batch, and so outside the window, to -100."""
         widths = np.array([len(offsets) for offsets in self.offsets])[:, None]
         outside = (expected < 0) | (expected >= widths)
         check_order(((found != expected) & ~(outside & (found == IGNORED))).any(1))
@@ -88,7 +94,7 @@ class Questions:
 def extractive_qa(
     examples: Iterable[Mapping[str, Any]], features: Iterable[Mapping[str, Any]], *, null_threshold: float = 0.0
 ) -> Metric:
-    """Score answers to questions: exact match and F1 of words, as SQuAD 1.1 and 2.0, in fractions.
+    """Score answers to questions by exact match and F1 of words, as SQuAD 1.1 and 2.0 do, in [0, 1].
 
     The scores of an answer are its best over the correct answers, computed as by `text_match`.
 
@@ -139,7 +145,7 @@ def extractive_qa(
     unknown = [feature["example_id"] for feature in features if feature["example_id"] not in places]
     if unknown or not features:
         raise ValueError(
-            f"features must belong to the examples by example_id, got {len(features)} features, unknown: {unknown[:3]}"
+            f"features must belong to the examples, got {len(features)} features, unknown ids {unknown[:3]}"
         )
     if math.isnan(null_threshold):
         raise ValueError("null_threshold must be a number of logits, got nan")

@@ -74,7 +74,7 @@ def retrieval(ks: Sequence[int] = (1, 10)) -> Metric:
     or more, -100 where there is no candidate. The keys are the four names above, averaged over the queries that have a
     relevant candidate, and `queries`, the number of these.
 
-    Among equal scores the earlier candidate comes first: put candidates in an order that reveals nothing. Without any
+    Among equal scores the earlier candidate ranks first: order candidates independently of their relevance. Without any
     query means are NaN.
 
     Args:
@@ -116,8 +116,8 @@ def paired_retrieval(ks: Sequence[int] = (1, 10), *, queries: str = "queries", d
         mrr = mean(1 / r)     recall_at_k = mean(r <= k)
 
     Predictions are columns of vectors (B, D), as `reducers.embeddings` returns. The keys are `mrr` and `recall_at_{k}`.
-    Among equal products the query's own document comes last, so that constant vectors find nothing. A sample drawn
-    twice would compete with itself, so `bootstrap` and `compare` refuse this metric.
+    Among equal products the query's own document ranks last, so that constant vectors get the worst score. A sample
+    drawn twice would compete with itself, so `bootstrap` and `compare` refuse this metric.
 
     Args:
         ks: the values of k.

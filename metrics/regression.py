@@ -39,8 +39,8 @@ def regression(*, rank_correlation: bool = False) -> Metric:
     - `r2`, `pearson`, and with `rank_correlation` `spearman` and `kendall` (tau-b): over the targets whose labels
       differ, NaN if there are none. For constant predictions correlations are NaN.
 
-    `r2` and `pearson` follow from sums relative to the median of the first batch, so that they stream and keep their
-    digits however far from 0 the values lie.
+    `r2` and `pearson` follow from sums relative to the median of the first batch, so that they stream and keep
+    their digits even if all values are far from 0.
 
     Args:
         rank_correlation: also score the correlation of the ranks, which needs all samples at once.
@@ -63,14 +63,16 @@ def regression(*, rank_correlation: bool = False) -> Metric:
         >>> regression()(evaluated)["r2"]
         0.5
     """
-    metric = Metric(statistics=pairs, score=moment_scores, higher_is_better=MOMENTS, center=moments)
+    metric = Metric(statistics=float_columns, score=moment_scores, higher_is_better=MOMENTS, center=moments)
     if not rank_correlation:
         return metric
     reason = "Spearman and Kendall rank each sample among all; rank_correlation=False leaves them out"
-    return build(metric, Metric(statistics=pairs, score=rank_scores, higher_is_better=RANKS, needs_all_samples=reason))
+    return build(
+        metric, Metric(statistics=float_columns, score=rank_scores, higher_is_better=RANKS, needs_all_samples=reason)
+    )
 
 
-def pairs(predictions: Any, labels: Any) -> Columns:
+def float_columns(predictions: Any, labels: Any) -> Columns:
     """Return predictions and labels as float64 columns (B, K).
 
     Args:
@@ -99,9 +101,7 @@ def pairs(predictions: Any, labels: Any) -> Columns:
             f"{values.shape} and labels {targets.shape}. The number of targets is the model's num_labels"
         )
     if np.isnan(targets).any():
-        raise ValueError(
-            "a label is NaN: mark missing labels by -100.0, as lossfns.collators.mask_missing(collator) does"
-        )
+        raise ValueError("labels must not be NaN: mark missing ones by -100.0, as lossfns.collators.mask_missing does")
     return {"predictions": values.astype(np.float64), "labels": targets.astype(np.float64)}
 
 
@@ -109,14 +109,14 @@ def moments(columns: Columns, origin: Columns) -> tuple[Columns, Columns]:
     """Return the columns whose sums `moment_scores` reads, and the origin that they are relative to.
 
     Args:
-        columns: the columns of `pairs`.
+        columns: the columns of `float_columns`.
         origin: the origin of predictions and labels, (K,) each, NaN for a target without labels so far; empty at the
             start.
 
     Returns:
         (B, K), 0 where the label is missing: `count` int64; in float64 errors `squared` and `absolute`, and with x the
         prediction and y the label, each relative to its origin, `x`, `y`, `xx`, `yy`, `xy`. And the origin: for a
-        target that had none, the medians of the pairs whose label is known.
+        target that had none, the medians of the samples whose label is known.
     """
     known = columns["labels"] != MISSING
     origin = {name: _origin(columns[name], known, origin.get(name)) for name in ORIGIN}
@@ -155,7 +155,7 @@ def rank_scores(rows: Columns) -> dict[str, ArrayLike]:
     """Return the rank correlations, each averaged over the targets whose labels differ.
 
     Args:
-        rows: the columns of `pairs`.
+        rows: the columns of `float_columns`.
 
     Returns:
         `spearman` and `kendall`.

@@ -54,9 +54,8 @@ def by_group(metric: Metric, groups: Sequence[Any], *, labels: Sequence[Any] | N
     """
     _check_divisible(metric)
     names, places = _names_and_places("groups", groups, "the group of each sample, such as dataset['language']")
-    given = (
-        None if labels is None else sequence("labels", labels, "the labels of each sample, as the collator makes them")
-    )
+    expected = "the labels of each sample, as the collator makes them"
+    given = None if labels is None else sequence("labels", labels, expected)
     if not names or (given is not None and len(given) != len(places)):
         count = None if given is None else len(given)
         raise ValueError(f"groups and labels must have one entry per sample, got {len(places)} groups, labels: {count}")
@@ -133,10 +132,10 @@ def compare(
 
     Returns:
         For each key of the metric `{key}_difference` (first minus second), `{key}_difference_low`,
-        `{key}_difference_high` (95 %) and `{key}_p_value` (two-sided, approximate randomisation, at least 1 / (n + 1)).
+        `{key}_difference_high` (95 %) and `{key}_p_value` (two-sided, approximate randomization, at least 1 / (n + 1)).
 
     Raises:
-        TypeError: if `metric` is not a metric, `first` or `second` holds no predictions, `n` or `seed` is not an
+        TypeError: if `metric` is not a metric, `first` or `second` has no predictions, `n` or `seed` is not an
             integer, or units are not a sequence.
         ValueError: if the labels or the columns of the two runs differ, there are fewer than two replicates, the seed
             is negative, there is not one unit per sample, two units have the same string form (1 and "1"), or the
@@ -165,7 +164,7 @@ def compare(
     if {*names[0]} != {*names[1]}:
         columns = " and ".join(map(", ".join, names))
         raise ValueError(f"the two runs must have the same columns, got {columns}: use one reducer for both")
-    # Each run is scored relative to its own origin, because the predictions of the two may lie far apart.
+    # Each run is scored relative to its own origin, because the predictions of the two may differ by a large constant.
     origins = [metric.centered(run, {})[1] for run in runs] if metric.center else [{}]
     centered: Any = [[metric.centered(run, origin)[0] for run in runs] for origin in origins]
     sample = _sample(metric, centered, units)
@@ -388,7 +387,7 @@ def _checked(metric: Metric, n: int, seed: int, unit: Sequence[Any] | None) -> t
 
 
 def _names_and_places(name: str, values: Any, expected: str) -> tuple[tuple[str, ...], Array]:
-    """Return the different values as sorted strings, and for each sample the index of its own.
+    """Return the different values as sorted strings, and for each sample the index of its value.
 
     Raises:
         TypeError: if the values are not a sequence.

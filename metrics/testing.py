@@ -1,9 +1,9 @@
 """Rules for any `compute_metrics`: what the Trainer requires of it, and what makes its scores the same in every mode.
 
-The module imports neither torch nor another package before something is checked. A rule is a generator function: its
-docstring says what must hold and, after "Fix:", how to repair a metric that breaks it; it yields `(what was measured,
-given, expected)`, or a `Refusal` where an error is as good as the correct number. Rules are checked in the order of
-this file, from the most specific defect to the most general.
+A rule is a generator function. Its docstring is "Check that ...", followed by "Fix: ..." with what to change. It yields
+`(what was measured, given, expected)`, or a `Refusal` where an error is as good as the correct number. The rules are
+checked in the order of `RULES`, from specific defects to general ones, so that the first broken rule is the best
+explanation. This module imports neither torch nor the other packages, so that `metrics` can be copied alone.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from ._core.evaluation import Array, leaves, mapped
 from .best_model import HIGHER_IS_BETTER
 
 TOLERANCE = 1e-9  # relative to the larger of 1 and the expected number
+NUMERIC = (int, float, np.ndarray, np.number)  # types that are compared within the tolerance
 SPLITS = ((1,), (1, 2), (2,))  # where an evaluation is cut into batches
 
 
@@ -161,15 +162,16 @@ class Rule:
 
     def _broken(self, metric: Callable[..., Any], found: str) -> str:
         promise, _, fix = inspect.cleandoc(self.check.__doc__ or "").partition("\n\nFix: ")
-        first = f"{_name(metric)} breaks the rule `{self.name}`."
-        return "\n  ".join([first, promise, found, f"Fix: {' '.join(fix.split())}"])
+        promise = promise.removeprefix("Check that ")
+        lines = f"{_name(metric)} breaks the rule `{self.name}`.", promise[:1].upper() + promise[1:], found
+        return "\n  ".join([*lines, f"Fix: {' '.join(fix.split())}"])
 
 
 # --- what the metric returns ------------------------------------------------------------------------------------------
 
 
 def signature(metric: MetricSubject) -> Iterator[Finding]:
-    """The metric must take one EvalPrediction and return a dict.
+    """Check that the metric takes one EvalPrediction and returns a dict.
 
     Fix: `def my_metric(eval_pred)`: bind options with functools.partial, and give the function to the Trainer without
     calling it.
@@ -179,10 +181,10 @@ def signature(metric: MetricSubject) -> Iterator[Finding]:
 
 
 def floats(metric: MetricSubject) -> Iterator[Finding]:
-    """Scores must be single Python numbers under flat names.
+    """Check that each score is a single Python number with a name.
 
     Fix: `float(value)`: an array or tensor among the scores breaks the first checkpoint; give each element of a list or
-    dict a name of its own.
+    dict a separate name.
     """
     for key, value in metric.scores().items():
         yield "name", type(key).__name__, "str"
@@ -191,21 +193,15 @@ def floats(metric: MetricSubject) -> Iterator[Finding]:
 
 
 def names(metric: MetricSubject) -> Iterator[Finding]:
-    """No score may have a name that the Trainer writes itself.
+    """Check that no score has a name that the Trainer writes itself.
 
     Fix: choose another name, such as `nll_loss` for `loss`, without the prefix `eval_`, which the Trainer adds.
     """
-    taken = []
-    for key in metric.scores():
-        try:
-            keys.check_free([key])
-        except ValueError:
-            taken.append(key)
-    yield "names taken", taken, []
+    yield "names taken", [key for key in metric.scores() if keys.is_reserved(key)], []
 
 
 def higher_is_better(metric: MetricSubject) -> Iterator[Finding]:
-    """For every score it must be known whether greater is better, or neither.
+    """Check that for every score it is known whether greater is better, or neither.
 
     Fix: higher_is_better={"my_error": False} here, and greater_is_better=False in TrainingArguments: the Trainer
     assumes that greater is better for every name that does not end in "loss", and then keeps the worst checkpoint.
@@ -218,7 +214,7 @@ def higher_is_better(metric: MetricSubject) -> Iterator[Finding]:
 
 
 def inputs(metric: MetricSubject) -> Iterator[Finding]:
-    """Predictions and labels must not be changed.
+    """Check that the metric modifies neither predictions nor labels.
 
     Fix: `labels = np.where(labels == -100, pad, labels)` instead of `labels[labels == -100] = pad`.
     """
@@ -230,7 +226,7 @@ def inputs(metric: MetricSubject) -> Iterator[Finding]:
 
 
 def stateless(metric: MetricSubject) -> Iterator[Finding]:
-    """A second evaluation must not depend on the first.
+    """Check that a second evaluation does not depend on the first.
 
     Fix: keep no sums after a result; start each evaluation from zero, and any random generator from a seed.
     """
@@ -243,18 +239,18 @@ def stateless(metric: MetricSubject) -> Iterator[Finding]:
 
 
 def permutation(metric: MetricSubject) -> Iterator[Finding]:
-    """The order of the samples must not matter.
+    """Check that the order of the samples does not change the scores.
 
     Fix: compare each prediction with its own label, and let nothing depend on the position of a sample.
     """
     places = np.arange(metric.rows)
-    shuffled = np.concatenate([places[::2], places[1::2]])  # changes neighbours, too
+    shuffled = np.concatenate([places[::2], places[1::2]])  # changes neighbors, too
     for what, order in {"in reverse": places[::-1], "every second one first": shuffled}.items():
         yield from _same(what, metric.fresh(metric.piece(order)), metric.scores())
 
 
 def padding(metric: MetricSubject) -> Iterator[Finding]:
-    """More padding with -100 must not matter.
+    """Check that more padding with -100 does not change the scores.
 
     Fix: mask by `labels != -100`, not by the predictions; and count what is left, not the positions.
     """
@@ -270,7 +266,7 @@ def padding(metric: MetricSubject) -> Iterator[Finding]:
 
 
 def lists(metric: MetricSubject) -> Iterator[Finding]:
-    """Lists of batches (`eval_do_concat_batches=False`) must give the same scores, or an error.
+    """Check that lists of batches (`eval_do_concat_batches=False`) give the same scores, or an error.
 
     Fix: `np.concatenate` them, as `np.asarray` stacks batches of equal size; or add up sums and counts over all batches
     and divide once: a mean of means weights batches, not items.
@@ -281,7 +277,7 @@ def lists(metric: MetricSubject) -> Iterator[Finding]:
 
 
 def steps(metric: MetricSubject) -> Iterator[Finding]:
-    """Calls step by step (`batch_eval_metrics=True`) must give the same scores, or an error.
+    """Check that calls step by step (`batch_eval_metrics=True`) give the same scores, or an error.
 
     Fix: add up sums and counts over all steps, and divide in the last one, which has `compute_result=True`.
     """
@@ -291,7 +287,7 @@ def steps(metric: MetricSubject) -> Iterator[Finding]:
 
 
 def interrupted(metric: MetricSubject) -> Iterator[Finding]:
-    """After an interrupted evaluation the next must be correct or an error, and the one after it correct.
+    """Check that after an interrupted evaluation the next is correct or an error, and the one after it correct.
 
     Fix: the Trainer does not signal where an evaluation starts: set the number of samples of an evaluation, and clear
     the sums with every result and every error.
@@ -300,22 +296,19 @@ def interrupted(metric: MetricSubject) -> Iterator[Finding]:
         yield Refusal("steps", f"{type(error).__name__}: {error}")
         return
 
-    def by_steps(subject: Callable[..., Any]) -> Any:
-        return _steps(subject, metric.pieces((2,)))
-
-    def in_arrays(subject: Callable[..., Any]) -> Any:
-        return subject(metric.piece())
-
-    for again in (by_steps, in_arrays):
+    ways: dict[str, Callable[..., Any]] = {
+        "by steps": lambda subject: _steps(subject, metric.pieces((2,))),
+        "in arrays": lambda subject: subject(metric.piece()),
+    }
+    for what, again in ways.items():
         broken = metric.fresh
         broken(_tensors(metric.piece(slice(0, 1))), compute_result=False)
-        scores = _attempt(again, broken)
-        yield from _same(f"the next one, {again.__name__}", scores, metric.scores())
-        yield from _same(f"the one after it, {again.__name__}", again(broken), metric.scores())
+        yield from _same(f"the next one, {what}", _attempt(again, broken), metric.scores())
+        yield from _same(f"the one after it, {what}", again(broken), metric.scores())
 
 
 def empty(metric: MetricSubject) -> Iterator[Finding]:
-    """Without samples or labels the names must stay the same, and undefined scores be NaN; or a ValueError is raised.
+    """Check that without samples or labels the names stay the same and scores are numbers, or a ValueError is raised.
 
     Fix: check the count before dividing, and return a score for every class, whether it occurs or not.
     """
@@ -402,7 +395,7 @@ def check_metric(metric: Callable[..., Any], *, predictions: Any, labels: Any, *
         >>> check_metric(hits, predictions=np.array([1, 2, 2, 0]), labels=np.array([1, 2, 0, 0]))
         Traceback (most recent call last):
         AssertionError: hits breaks the rule `floats`.
-          Scores must be single Python numbers under flat names.
+          Each score is a single Python number with a name.
           type of hits: 'ndarray', expected 'number'
           ...
     """
@@ -474,9 +467,7 @@ def _compared(given: Any, expected: Any) -> tuple[float, str]:
 
     It is 0 for equal values, NaN and infinities included, and inf where shapes, or values that are not numbers, differ.
     """
-    numeric = [
-        isinstance(x, (int, float, np.ndarray, np.number)) and not isinstance(x, bool) for x in (given, expected)
-    ]
+    numeric = [isinstance(x, NUMERIC) and not isinstance(x, bool) for x in (given, expected)]
     if not all(numeric) or np.shape(given) != np.shape(expected):
         equal = not any(numeric) and given == expected
         return 0.0 if equal else math.inf, f"{given!r}, expected {expected!r}"

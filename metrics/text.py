@@ -68,8 +68,8 @@ def decode(ids: Array, tokenizer: Tokenizer) -> list[str]:
         ['hi', '!']
     """
     if not isinstance(ids, np.ndarray) or ids.dtype.kind not in "iu" or ids.ndim != 2:
-        came = describe(ids) if isinstance(ids, np.ndarray) else f"a {type(ids).__name__}"
-        raise TypeError(f"ids must be integers in one array (samples, tokens), got {came}")
+        given = describe(ids) if isinstance(ids, np.ndarray) else f"a {type(ids).__name__}"
+        raise TypeError(f"ids must be integers in one array (samples, tokens), got {given}")
     _check_tokenizer(tokenizer)
     rows = [row[row >= 0].tolist() for row in ids]
     return [text.strip() for text in tokenizer.batch_decode(rows, skip_special_tokens=True)]
@@ -113,16 +113,16 @@ def translation(tokenizer: Tokenizer, *, tokenize: str = "13a") -> Metric:
 
     Args:
         tokenizer: an object with `batch_decode`; predictions and labels are those of `text_match`.
-        tokenize: sacrebleu's tokeniser for BLEU, such as "zh" or "ja-mecab".
+        tokenize: sacrebleu's tokenizer for BLEU, such as "zh" or "ja-mecab".
 
     Returns:
         A metric to give to the Trainer as `compute_metrics`; it needs the extra `text`.
 
     Raises:
         TypeError: if `tokenizer` has no `batch_decode`.
-        ValueError: if sacrebleu has no such tokeniser.
+        ValueError: if sacrebleu has no such tokenizer.
         ImportError: if the extra `text` is not installed.
-        RuntimeError: if a package that the tokeniser needs is not installed, as sacrebleu says.
+        RuntimeError: if a package that the tokenizer needs is not installed, as sacrebleu says.
 
     References:
         M. Post, "A Call for Clarity in Reporting BLEU Scores", 2018, https://arxiv.org/abs/1804.08771

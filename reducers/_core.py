@@ -36,7 +36,7 @@ def label_ids(labels: Labels) -> Tensor | None:
     )
 
 
-def pair(
+def open_and_align(
     logits: Logits, labels: Labels, shift: int | None, select: Select, source: Hidden, *, scorer: str | None = None
 ) -> tuple[Source, Alignment]:
     """Open the source of the logits and align its rows with the labels.
@@ -47,7 +47,7 @@ def pair(
         shift: the label at `i` is predicted by the logit at `i - shift`.
         select: a function of the model's outputs that returns the logits.
         source: hidden states to read instead of logits.
-        scorer: name of the reducer if it scores labels; None aligns every position, labelled or not.
+        scorer: name of the reducer if it scores labels; None aligns every position, labeled or not.
 
     Returns:
         The source, and the alignment of its rows with the scored positions.
@@ -58,8 +58,7 @@ def pair(
     ids = label_ids(labels)
     if scorer is not None and ids is None:
         raise ValueError(
-            f"{scorer} scores labels, but the batch has none: add 'labels' in the collator, or use argmax or top_k, "
-            "which need no labels"
+            f"{scorer} scores labels, but the batch has none: add 'labels' in the collator, or use argmax or top_k"
         )
     if shift is not None:
         check_shift(shift)
@@ -89,9 +88,7 @@ def batch_rows(logits: Logits, labels: Labels) -> int:
         for item in part.values() if isinstance(part, Mapping) else [part] if isinstance(part, Tensor) else part or ():
             if isinstance(item, Tensor) and item.ndim:
                 return item.shape[0]
-    raise ValueError(
-        "the model's output has no tensor: the Trainer drops the first entry of a plain tuple, so return a dict"
-    )
+    raise ValueError("the model's output has no tensor: the Trainer drops the first entry of a tuple, so return a dict")
 
 
 def check_rows(name: str, reduced: Any, rows: int) -> None:
@@ -104,7 +101,7 @@ def check_rows(name: str, reduced: Any, rows: int) -> None:
             check_rows(f"{name}[{key!r}]", value, rows)
     elif not isinstance(reduced, Tensor):
         raise TypeError(
-            f"{name} returned {type(reduced).__name__}; a reducer must return tensors, or dicts or tuples of tensors"
+            f"{name} returned {type(reduced).__name__}; a reducer must return tensors, or dicts or tuples of them"
         )
     elif reduced.ndim == 0 or reduced.shape[0] != rows:
         raise ValueError(

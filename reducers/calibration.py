@@ -10,7 +10,7 @@ from torch import Tensor
 from lossfns._core.checks import integer
 from lossfns._core.normalization import accumulator_dtype
 
-from ._core import Hidden, Labels, Logits, Select, pair
+from ._core import Hidden, Labels, Logits, Select, open_and_align
 
 
 @torch.no_grad()
@@ -56,13 +56,13 @@ def calibration_bins(
     """
     if integer(bins, "bins") < 1:
         raise ValueError(f"bins must be >= 1, got {bins}")
-    opened, pairs = pair(logits, labels, shift, select, source, scorer="calibration_bins")
-    predicted = opened.statistics(pairs.rows, ("top_id",))["top_id"].long()
-    best = opened.statistics(replace(pairs.rows, targets=predicted.clamp(min=0)), ("log_prob",))["log_prob"]
+    opened, aligned = open_and_align(logits, labels, shift, select, source, scorer="calibration_bins")
+    predicted = opened.statistics(aligned.rows, ("top_id",))["top_id"].long()
+    best = opened.statistics(replace(aligned.rows, targets=predicted.clamp(min=0)), ("log_prob",))["log_prob"]
     dtype = accumulator_dtype(best.device)
     confidence = best.to(dtype).exp()
-    cells = pairs.samples * bins + (confidence * bins).ceil().long().clamp(1, bins) - 1
-    correct = (predicted == pairs.rows.labels).to(dtype)
+    cells = aligned.samples * bins + (confidence * bins).ceil().long().clamp(1, bins) - 1
+    correct = (predicted == aligned.rows.labels).to(dtype)
     values = {"bin_labels": torch.ones_like(confidence), "bin_confidence": confidence, "bin_correct": correct}
-    empty = confidence.new_zeros(pairs.shape[0] * bins)
+    empty = confidence.new_zeros(aligned.shape[0] * bins)
     return {name: empty.index_add(0, cells, value).view(-1, bins) for name, value in values.items()}

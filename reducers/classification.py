@@ -10,7 +10,7 @@ from lossfns._core.checks import IGNORED
 from lossfns._core.normalization import accumulator_dtype
 from lossfns._core.rows import compute_dtype
 
-from ._core import Hidden, Labels, Logits, Select, label_ids, pair
+from ._core import Hidden, Labels, Logits, Select, label_ids, open_and_align
 
 
 @torch.no_grad()
@@ -115,14 +115,14 @@ def confusion_counts(
         tensor([[0, 1, 0, 0],
                 [0, 0, 0, 0]])
     """
-    opened, pairs = pair(logits, labels, shift, select, source, scorer="confusion_counts")
-    samples, classes = pairs.shape[0], opened.like.shape[-1]
-    predicted = opened.statistics(pairs.rows, ("top_id",))["top_id"]
-    cells = (pairs.samples * classes + pairs.rows.labels) * classes + predicted.clamp(min=0)
+    opened, aligned = open_and_align(logits, labels, shift, select, source, scorer="confusion_counts")
+    samples, classes = aligned.shape[0], opened.like.shape[-1]
+    predicted = opened.statistics(aligned.rows, ("top_id",))["top_id"]
+    cells = (aligned.samples * classes + aligned.rows.labels) * classes + predicted.clamp(min=0)
     counts = torch.zeros(samples * classes**2, dtype=torch.int64, device=cells.device)
     counts = counts.index_add_(0, cells, torch.ones_like(cells)).view(samples, classes**2)
     unknown = torch.zeros(samples, dtype=torch.int64, device=cells.device)
-    unknown.index_add_(0, pairs.samples, (predicted == IGNORED).long())
+    unknown.index_add_(0, aligned.samples, (predicted == IGNORED).long())
     return {"confusion": counts.masked_fill_((unknown > 0)[:, None], -1)}
 
 

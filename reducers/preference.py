@@ -152,7 +152,7 @@ def _reference(labels: Labels, counted: Tensor) -> dict[str, Tensor]:
     shapes = {f"reference_{side}": tuple(value.shape) for side, value in found.items()}
     if found and [*shapes.values()] != [tuple(counted.shape)] * 2:
         raise ValueError(
-            f"reference_chosen and reference_rejected must have one number per pair, ({len(counted)},), got {shapes}"
+            f"reference_chosen and reference_rejected must both be ({len(counted)},), as pairs, got {shapes}"
         )
     return found
 

@@ -32,7 +32,7 @@ def spans(logits: Logits, labels: Labels, *, top_n: int = 20, max_length: int = 
 
     Returns:
         `starts` and `ends` (first and last token), `(B, top_n)` int32, -100 where there are fewer spans; `scores`,
-        `(B, top_n)`, and `null_scores`, `(B,)`, the score of the first token alone, which stands for "no answer", NaN
+        `(B, top_n)`, and `null_scores`, `(B,)`, the score of the first token alone, which means "no answer", NaN
         if any logit of the row is NaN, which metrics reject: both float32 (float64 for float64 logits).
 
     Raises:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from lossfns._core.checks import IGNORED, as_list, check_logits, integer
 from lossfns._core.rows import compute_dtype
 
-from ._core import Hidden, Labels, Logits, Select, pair
+from ._core import Hidden, Labels, Logits, Select, open_and_align
 
 
 @torch.no_grad()
@@ -42,8 +42,8 @@ def label_rank(
         >>> label_rank(torch.tensor([[0.0, 3.0, 2.0]]), torch.tensor([2]))["ranks"]
         tensor([1], dtype=torch.int32)
     """
-    opened, pairs = pair(logits, labels, shift, select, source, scorer="label_rank")
-    return {"ranks": pairs.scatter(opened.statistics(pairs.rows, ("rank",))["rank"], IGNORED)}
+    opened, aligned = open_and_align(logits, labels, shift, select, source, scorer="label_rank")
+    return {"ranks": aligned.scatter(opened.statistics(aligned.rows, ("rank",))["rank"], IGNORED)}
 
 
 @torch.no_grad()
@@ -90,25 +90,25 @@ def answer_logits(
         >>> found["ids"], found["answers"]
         (tensor([0], dtype=torch.int32), tensor([1], dtype=torch.int32))
     """
-    opened, pairs = pair(logits, labels, shift, select, source, scorer="answer_logits")
+    opened, aligned = open_and_align(logits, labels, shift, select, source, scorer="answer_logits")
     classes, length = opened.like.shape[-1], opened.like[..., 0].shape[1:].numel()
     tokens = [integer(token, "token_ids") for token in as_list(token_ids, "token_ids")]
     if not tokens or len({*tokens}) < len(tokens) or not all(0 <= token < classes for token in tokens):
         raise ValueError(f"token_ids must be different ids from 0 to {classes - 1}, at least one, got {tokens}")
     answers = torch.tensor(tokens, device="cpu").to(opened.like.device, non_blocking=True)
-    rows = pairs.rows
+    rows = aligned.rows
     # The first scored row of each sample, on the host and on the device.
     sample = rows.index.div(length, rounding_mode="floor")
     first = sample.diff(prepend=sample.new_tensor([-1])).nonzero().flatten()
     on_device = first.to(opened.like.device, non_blocking=True)
-    labelled = pairs.samples[on_device]
+    labeled = aligned.samples[on_device]
     rows = replace(rows, index=rows.index[first], on_device=rows.on_device[on_device], targets=rows.labels[on_device])
     found = opened.logits(rows)[:, answers].to(compute_dtype(opened.like.dtype))
-    probabilities = found.new_zeros(pairs.shape[0], len(answers)).index_copy_(0, labelled, found.softmax(-1))
+    probabilities = found.new_zeros(aligned.shape[0], len(answers)).index_copy_(0, labeled, found.softmax(-1))
     match = rows.labels[:, None] == answers
-    best, truth = torch.full((2, pairs.shape[0]), IGNORED, dtype=torch.int32, device=found.device)
-    best[labelled] = found.argmax(-1).int().masked_fill(found.isnan().any(-1), IGNORED)
-    truth[labelled] = match.int().argmax(1).int().where(match.any(1), IGNORED)
+    best, truth = torch.full((2, aligned.shape[0]), IGNORED, dtype=torch.int32, device=found.device)
+    best[labeled] = found.argmax(-1).int().masked_fill(found.isnan().any(-1), IGNORED)
+    truth[labeled] = match.int().argmax(1).int().where(match.any(1), IGNORED)
     return {"probabilities": probabilities, "ids": best, "answers": truth}
 
 

@@ -43,9 +43,8 @@ def segmentation_counts(logits: Logits, labels: Labels, *, select: Select = None
     """
     ids = label_ids(labels)
     if ids is None or ids.ndim != 3 or not ids.shape[1:].numel():
-        raise ValueError(
-            f"labels must be (batch, height, width) and not empty, got {ids if ids is None else tuple(ids.shape)}"
-        )
+        given = None if ids is None else tuple(ids.shape)
+        raise ValueError(f"labels must be (batch, height, width) and not empty, got {given}")
     found = select_logits(logits, ids, select)
     if found.ndim != 4 or len(found) != len(ids):
         raise ValueError(f"expected logits ({len(ids)}, classes, height, width), got {tuple(found.shape)}")
@@ -56,7 +55,7 @@ def segmentation_counts(logits: Logits, labels: Labels, *, select: Select = None
     for image, target, row in zip(found, ids, counts, strict=True):
         scores = interpolated(image, target.shape)
         predicted = scores.argmax(0, keepdim=True)
-        # Ignored pixels have a cell of their own: selecting the others would synchronise with the device per image.
+        # Ignored pixels are counted in a separate cell: selecting the others would wait for the device per image.
         cells = (target * classes + predicted[0]).where(target != IGNORED, classes**2).flatten()
         row.index_add_(0, cells, torch.ones_like(cells, dtype=torch.int64))
         row.masked_fill_((scores.gather(0, predicted)[0].isnan() & (target != IGNORED)).any(), -1)

@@ -11,7 +11,7 @@ from lossfns._core.checks import integers
 from lossfns._core.columns import fields_of, item_columns
 from lossfns._core.normalization import accumulator_dtype
 
-from ._core import Hidden, Labels, Logits, Select, pair
+from ._core import Hidden, Labels, Logits, Select, open_and_align
 
 
 @torch.no_grad()
@@ -63,10 +63,10 @@ def sample_sums(
     ks = integers(top_k, "top_k")
     if any(k < 1 for k in ks):
         raise ValueError(f"top_k must be >= 1, got {top_k}")
-    opened, pairs = pair(logits, labels, shift, select, source, scorer="sample_sums")
+    opened, aligned = open_and_align(logits, labels, shift, select, source, scorer="sample_sums")
     columns = ("nll", "tokens", "correct", *(f"correct_top_{k}" for k in ks), *["entropy"] * bool(entropy))
-    items = item_columns(opened.statistics(pairs.rows, fields_of(columns)), columns)
+    items = item_columns(opened.statistics(aligned.rows, fields_of(columns)), columns)
     dtype = accumulator_dtype(opened.like.device)
-    table = pairs.shape[0], pairs.shape[1:].numel()
-    sums = {name: pairs.scatter(values.to(dtype)).reshape(table).sum(-1) for name, values in items.items()}
+    table = aligned.shape[0], aligned.shape[1:].numel()
+    sums = {name: aligned.scatter(values.to(dtype)).reshape(table).sum(-1) for name, values in items.items()}
     return sums | {"all_correct": ((sums["tokens"] > 0) & (sums["correct"] == sums["tokens"])).to(dtype)}

@@ -117,9 +117,7 @@ class _MadeBatches:
         arguments = Arguments(*made)
         sizes = [len(leaf) for leaf in tensors((arguments.labels, arguments.logits)) if leaf.ndim]
         if not sizes or sizes[0] < 4 or any(size % sizes[0] for size in sizes):
-            raise ValueError(
-                f"the tensors of a batch must have the same number of samples >= 4 first, got {sizes} rows"
-            )
+            raise ValueError(f"all tensors of a batch must have the same number of samples >= 4, got {sizes} rows")
         return arguments
 
     def widths(self, arguments: Arguments) -> set[int]:
@@ -476,21 +474,12 @@ RULES: tuple[Check, ...] = (
 )  # fmt: skip
 
 
-def _left_out(batches: _TaskBatches | _MadeBatches) -> tuple[Check, ...]:
-    """Return the rules that do not apply to these batches."""
-    if isinstance(batches, _MadeBatches):
-        return (alignment,) if batches.lengths else (alignment, padding)
-    return () if batches.task.sequence else (shapes, small, alignment, padding)
-
-
 def _batches(
     task: str | Task | Make, classes: int, extras: Mapping[str, Extra] | None, lengths: Collection[int]
 ) -> _TaskBatches | _MadeBatches:
     if not callable(task):
         if lengths:
-            raise ValueError(
-                f"lengths must be empty unless task is a function, got {lengths}: a Task knows its lengths"
-            )
+            raise ValueError(f"lengths must be empty unless task is a function, got {lengths}")
         return _TaskBatches(find_task(task), extras)
     if extras:
         raise ValueError("extras must be empty if task is a function: let the function add them to the labels")
@@ -534,7 +523,11 @@ def reducer_rules(
         ['signature', 'returns']
     """
     batches = _batches(task, classes, extras, lengths)
-    left_out = _left_out(batches)
+    left_out: tuple[Check, ...]
+    if isinstance(batches, _MadeBatches):
+        left_out = (alignment,) if batches.lengths else (alignment, padding)
+    else:
+        left_out = () if batches.task.sequence else (shapes, small, alignment, padding)
     checks = [rule for rule in RULES if rule not in left_out]
     return select(checks, partial(ReducerSubject, batches=batches, classes=classes), skip)
 

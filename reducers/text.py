@@ -131,7 +131,7 @@ def generated_ids(logits: Logits, labels: Labels) -> dict[str, Tensor]:
         `generated`: `(B, T)` int64.
 
     Raises:
-        TypeError: the first output is not a tensor of ids, for instance because it holds logits.
+        TypeError: the first output is not a tensor of ids, for instance because it is a tensor of logits.
 
     Example:
         >>> generated_ids(torch.tensor([[5, 6]]), None)

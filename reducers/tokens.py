@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lossfns._core.checks import IGNORED, integer
 
-from ._core import Hidden, Labels, Logits, Select, pair
+from ._core import Hidden, Labels, Logits, Select, open_and_align
 
 
 @torch.no_grad()
@@ -35,8 +35,8 @@ def argmax(
         >>> argmax(torch.tensor([[[0.0, 1.0], [2.0, 0.0]]]), torch.tensor([[1, 1]]), shift=1)
         tensor([[-100,    1]], dtype=torch.int32)
     """
-    opened, pairs = pair(logits, labels, shift, select, source)
-    return pairs.scatter(opened.statistics(pairs.rows, ("top_id",))["top_id"], IGNORED)
+    opened, aligned = open_and_align(logits, labels, shift, select, source)
+    return aligned.scatter(opened.statistics(aligned.rows, ("top_id",))["top_id"], IGNORED)
 
 
 @torch.no_grad()
@@ -64,12 +64,12 @@ def top_k(
         >>> top_k(torch.tensor([[0.0, 3.0, 3.0]]), None, k=2)
         tensor([[1, 2]], dtype=torch.int32)
     """
-    opened, pairs = pair(logits, labels, shift, select, source)
+    opened, aligned = open_and_align(logits, labels, shift, select, source)
     if not 1 <= integer(k, "k") <= opened.like.shape[-1]:
         raise ValueError(f"k must be between 1 and the {opened.like.shape[-1]} classes of the logits, got {k}")
-    out = torch.full((pairs.shape.numel(), k), IGNORED, dtype=torch.int32, device=opened.like.device)
-    out[pairs.positions] = opened.top_ids(pairs.rows, k)
-    return out.view(*pairs.shape, k)
+    out = torch.full((aligned.shape.numel(), k), IGNORED, dtype=torch.int32, device=opened.like.device)
+    out[aligned.positions] = opened.top_ids(aligned.rows, k)
+    return out.view(*aligned.shape, k)
 
 
 @torch.no_grad()
@@ -102,5 +102,5 @@ def token_log_probs(
         >>> token_log_probs(torch.zeros(1, 2, 4), torch.tensor([[2, 3]]), shift=1)
         tensor([[ 0.0000, -1.3863]])
     """
-    opened, pairs = pair(logits, labels, shift, select, source, scorer="token_log_probs")
-    return pairs.scatter(opened.statistics(pairs.rows, ("log_prob",))["log_prob"])
+    opened, aligned = open_and_align(logits, labels, shift, select, source, scorer="token_log_probs")
+    return aligned.scatter(opened.statistics(aligned.rows, ("log_prob",))["log_prob"])

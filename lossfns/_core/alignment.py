@@ -20,7 +20,7 @@ Selector = Callable[[Any], Tensor]
 _NARROW = (torch.uint8, torch.int8, torch.int16)
 _NO_LOGITS = (
     "the model returned no logits. Options that remove them: use_liger_kernel=True (with prediction_loss_only), a "
-    "fused linear cross-entropy patch, a loss inside forward; switch it off, or pass source=hidden_states(model)"
+    "fused linear cross-entropy patch, a loss inside forward; switch them off, or pass source=hidden_states(model)"
 )
 
 
@@ -58,7 +58,7 @@ def split_labels(labels: Labels | None) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 def scored_places(labels: Tensor, shift: int) -> Tensor:
-    """Return where a logit predicts a label that counts, bool of the labels' shape `(..., S)`."""
+    """Return a bool mask of the labels' shape `(..., S)`: True where a label counts and a logit predicts it."""
     check_shift(shift, labels)
     scored = labels != IGNORED
     scored[..., :shift] = False
@@ -95,11 +95,19 @@ def select_logits(outputs: Outputs, labels: Tensor | None, select: Selector | No
     return check_logits(found)
 
 
+def output_entry(outputs: Any, name: str, fix: str) -> Tensor:
+    """Return a tensor among the outputs of a model by its name, or raise ValueError with `fix`."""
+    found = outputs.get(name) if isinstance(outputs, Mapping) else None
+    if not isinstance(found, Tensor):
+        given = sorted(outputs) if isinstance(outputs, Mapping) else type(outputs).__name__
+        raise ValueError(f"expected '{name}' among the outputs of the model, got {given}. {fix}")
+    return found
+
+
 def _first_fitting(outputs: Any, labels: Tensor | None) -> Tensor:
     if not isinstance(outputs, (tuple, list)):
         raise TypeError(
-            f"outputs must be a ModelOutput, a dict, a tuple or a tensor, got {type(outputs).__name__}; "
-            "select= takes a function that picks the logits"
+            f"outputs must be a ModelOutput, dict, tuple or tensor, got {type(outputs).__name__}; use select="
         )
     for item in outputs:
         if isinstance(item, Tensor) and item.is_floating_point() and _fits(item, labels):
@@ -107,9 +115,8 @@ def _first_fitting(outputs: Any, labels: Tensor | None) -> Tensor:
     shapes = [tuple(item.shape) if isinstance(item, Tensor) else type(item).__name__ for item in outputs]
     wanted = "two or more dimensions" if labels is None else f"labels of shape {tuple(labels.shape)}"
     raise ValueError(
-        f"found no logits among the outputs {shapes}: none is a floating tensor that fits {wanted}. A model that "
-        "returns a plain tuple loses its first entry in the Trainer's evaluation: return a dict, or pick an entry with "
-        "select="
+        f"found no logits among the outputs {shapes}: none is a floating tensor that fits {wanted}. The Trainer's "
+        "evaluation drops the first entry of a plain tuple: return a dict, or pick an entry with select="
     )
 
 
@@ -170,7 +177,8 @@ def align(
         labels: integer `(B, S)`, or `(B,)`.
         shift: 1 for causal models, 0 where a logit predicts the label at its own position.
         ignore_index: the label that does not count.
-        padded: whether labels may be longer on the right by ignored ones (padding across ranks).
+        padded: whether labels may have more columns than the logits if all labels there are ignored (padding across
+            ranks).
 
     Raises:
         ValueError: shapes do not fit, logits are shorter than labels, or a label is out of range.
@@ -206,10 +214,8 @@ def _check_shapes(logits: Tensor, labels: Tensor) -> None:
     if length < wanted:
         raise ValueError(
             f"logits cover {length} positions, labels {wanted}: the model was asked for fewer logits (logits_to_keep). "
-            "If the collator asked for them, wrap it in keep_supervised_logits(collator), which cuts the labels to "
-            "match; its index of positions does not survive DataParallel (start one process per GPU with torchrun) or "
-            "dispatch_batches (set accelerator_config={'dispatch_batches': False}). If hidden_states(model) asked for "
-            "them, pass it as source="
+            "Wrap the collator in keep_supervised_logits(collator), or pass hidden_states(model) as source=. An index "
+            "does not survive DataParallel (use torchrun) or dispatch_batches (set it to False in accelerator_config)"
         )
     if length > wanted and labels.ndim != 2:
         raise ValueError(f"logits {tuple(logits.shape)} have more rows than labels {tuple(labels.shape)}")

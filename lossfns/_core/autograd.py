@@ -13,7 +13,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def disable_compile(function: _Function) -> _Function:
-    """Make a user's torch.compile break its graph once around `function` instead of tracing into the kernel.
+    """Make torch.compile break its graph once around `function` instead of tracing into the kernel.
 
     This is torch.compiler.disable without the import of the compiler; torch's optimizers use the same decorator.
     """
@@ -54,7 +54,7 @@ def refuse_transforms(logits: Tensor) -> None:
 
 
 def refuse_second_order() -> None:
-    """Raise RuntimeError inside a backward that is recorded itself: its second-order term would be missing."""
+    """Raise RuntimeError in a backward with create_graph=True, whose second-order term would be missing."""
     if torch.is_grad_enabled():
         raise RuntimeError(
             "create_graph=True: lossfns has no second derivative. Detach the first gradient, or write the formula with "
@@ -63,7 +63,7 @@ def refuse_second_order() -> None:
 
 
 def graph_is_kept() -> bool:
-    """Return whether the running backward keeps its graph (retain_graph=True); True where torch cannot tell."""
+    """Return whether the running backward keeps its graph (retain_graph=True); True if torch does not report it."""
     ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
     return True if ask is None else bool(ask())
 

@@ -1,6 +1,6 @@
-"""The kernel: measure a few numbers per row of logits, and turn their derivatives into a gradient of the logits.
+"""The kernel: compute statistics per row of logits, and the gradient of the logits from their derivatives.
 
-Everything that losses and reducers know about a row of logits `x` with label `y` is measured here:
+Losses and reducers read these statistics of a row of logits `x` with label `y`, and nothing else:
 
     log_prob = x[y] - log_normalizer        d/dx = onehot(y) - p
     log_normalizer = log sum exp x          d/dx = p
@@ -40,7 +40,7 @@ from .rows import (
 from .signature import STATISTICS
 
 DISCRETE = ("rank", "top_id")
-# Evaluation walks chunks of a quarter of the size: there memory counts more than calls.
+# Evaluation uses chunks of a quarter of the size, because memory matters more there than the number of calls.
 FRACTION = 4
 # Above this share of scored rows, zero pages for the other rows save less time than they may cost.
 MOSTLY_SCORED = 0.75
@@ -139,7 +139,7 @@ def check_overwritable(logits: Tensor) -> None:
 
 
 def empty(logits: Tensor) -> None:
-    """Take the storage away from logits that hold a gradient now, so that later readers get an error."""
+    """Free the storage of logits that were overwritten with their gradient, so that reading them raises an error."""
     nothing = torch.empty(0, dtype=logits.dtype, device=logits.device)
     with torch.no_grad():
         for tensor in (logits, logits._base):
@@ -310,7 +310,7 @@ def _rank(x: Tensor, labels: Tensor) -> Tensor:
 def _smallest_ids(x: Tensor, values: Tensor) -> Tensor:
     """Return the ids of the `k` largest values of each row, the smaller id first among equal values.
 
-    topk leaves the order of equal values open, so the ids are searched again, one after the other.
+    torch.topk does not define the order of equal values, so the ids are found again, one after the other.
     """
     width = x.shape[-1]
     ids = torch.arange(width, dtype=torch.int32, device=x.device)

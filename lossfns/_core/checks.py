@@ -111,8 +111,7 @@ def check_shift(shift: int, labels: Tensor | None = None) -> None:
     if shift and labels is not None and labels.ndim < 2:
         raise ValueError(
             f"shift={shift} needs labels of shape (batch, sequence), got {tuple(labels.shape)}: a shift after "
-            "flattening leaks from one row into the next; pass the labels as the collator made them. Labels with one "
-            "id per sample have no shift: use shift=0"
+            "flattening would leak from one row into the next. For one label per sample use shift=0"
         )
 
 

@@ -16,7 +16,7 @@ from .signature import Derivative, Grads, Term, derivative_of, name_of, paramete
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Combined:
-    """The weighted sum of `terms`, times a factor per label. Built by `weighted_sum` and the other functions below.
+    """The weighted sum of `terms`, times a factor per label, as `weighted_sum` and `class_weighted` build it.
 
     Attributes:
         terms: the parts.
@@ -167,7 +167,5 @@ def common_classes(terms: Iterable[Term], *more: int) -> int | None:
     """Return the number of classes that all class-weighted parts agree on, or None without such parts."""
     numbers = {*more, *(getattr(term, "classes", None) for term in terms)} - {None}
     if len(numbers) > 1:
-        raise ValueError(
-            f"all class-weighted parts must have the same number of classes, got {sorted(map(str, numbers))}"
-        )
+        raise ValueError(f"class-weighted parts must have the same number of classes, got {sorted(map(str, numbers))}")
     return numbers.pop() if numbers else None

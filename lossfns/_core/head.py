@@ -1,4 +1,4 @@
-"""The kernel on hidden states: the head is applied to a few hundred rows at a time, so all logits never exist."""
+"""The kernel on hidden states: the head is applied to a few hundred rows at a time, never to all of them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .head_products import ROWS_PER_VECTOR, Head, products
 from .rows import Rows, compute_dtype, read, rows_per_chunk, write
 from .term_loss import BoundTerm, OnePass, is_learnable
 
-# Bytes of the logits of one chunk: little next to a gradient of the head, but enough rows for its products. On a CPU
-# `CPU_HEAD_ROWS` are enough; more rows only if they stay in cache.
+# Bytes of the logits of one chunk: small compared with the gradient of the head, but enough rows for its products.
+# On a CPU `CPU_HEAD_ROWS` are enough; more rows only if they stay in cache.
 CPU_HEAD_BYTES = 80 << 20
 CPU_HEAD_ROWS = 256
 DEVICE_HEAD_BYTES = 512 << 20

@@ -179,7 +179,7 @@ def products(
 
 
 def _is_plain(module: nn.Module) -> bool:
-    """Return whether the module only computes `x @ weight.T + bias`; adapters, quantised weights and hooks do more."""
+    """Return whether the module only computes `x @ weight.T + bias`; adapters, quantized weights and hooks do more."""
     hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
     return (
         type(module) is nn.Linear

@@ -1,4 +1,4 @@
-"""Read the last hidden states of a model and its head, so that its logits never exist."""
+"""Read the last hidden states of a model and its head, so that all its logits never exist together."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class HiddenStates:
             return None
         if getattr(model, "_is_replica", False):
             raise RuntimeError(
-                "hidden_states does not work under DataParallel, where each replica would keep its own. Start one "
+                "hidden_states does not work under DataParallel, where each replica keeps hidden states. Start one "
                 "process per GPU with torchrun, or use the logits"
             )
         if isinstance(kwargs.get("logits_to_keep"), Tensor):
@@ -234,7 +234,7 @@ def head_of(model: nn.Module, module: nn.Module, hidden: Tensor) -> Head:
 def _refuse_sharded(model: nn.Module, module: nn.Module) -> None:
     """Raise ValueError if the head is sharded (FSDP, ZeRO-3, TP), unless FSDP2 keeps it whole until backward.
 
-    A head that looks whole may be resharded by then: if FSDP2 put it into a separate group, whose backward never runs.
+    A head that is whole now may be resharded by then, if FSDP2 put it into a separate group, whose backward never runs.
     """
     shards = [
         name
@@ -264,7 +264,7 @@ def _last(logits: Tensor) -> Tensor:
 
 
 def _compare(head: Head, hidden: Tensor, given: Tensor) -> None:
-    """Raise ValueError unless `head(hidden)` equals the model's last logits: a table of heads cannot be complete."""
+    """Raise ValueError unless `head(hidden)` equals the model's last logits, as no list of known heads is complete."""
     with torch.no_grad(), autocast_off(hidden.device):
         with head.region(hidden.device):
             z = head.module(hidden[:, -1:].detach())[:, -1]

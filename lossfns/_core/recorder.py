@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass
 class Recorder:
-    """Statistics that one call of a loss leaves behind, without a graph.
+    """Statistics that are recorded during one call of a loss, without a graph.
 
     Attributes:
         fields: statistics to measure in addition to those that the term asks for.
@@ -28,7 +28,7 @@ class Recorder:
     share: Tensor | None = None
 
 
-# The recorder that a running loss fills, or None. Like torch's grad mode, it holds for the calls inside a `with` block.
+# The recorder that a running loss fills, or None. Like torch's grad mode, it is set inside a `with` block.
 ACTIVE: ContextVar[Recorder | None] = ContextVar("lossfns_recorder", default=None)
 
 

@@ -19,7 +19,7 @@ CPU_CHUNK_BYTES = 14 << 20
 DEVICE_CHUNK_BYTES = 128 << 20
 # A chunk is split at most this often, to make runs of rows that need no gather.
 RUNS_PER_CHUNK = 4
-# A comparison with a teacher holds about this many tensors of a chunk's size at a time.
+# A comparison with a teacher needs about this many tensors of a chunk's size at a time.
 COMPARISON_TENSORS = 12
 # From this size on glibc maps fresh zero pages for calloc; for a smaller block it may have to clear memory.
 LAZY_ZERO_BYTES = 32 << 20

@@ -43,9 +43,7 @@ def parameters(
             )
         if parameter.default is not parameter.empty:
             if parameter.name in known:
-                raise TypeError(
-                    f"{name_of(term)} binds '{parameter.name}', which is measured for each label; drop its value"
-                )
+                raise TypeError(f"{name_of(term)} binds '{parameter.name}', which the loss measures; drop its value")
             if extras is not None and parameter.name in extras:
                 raise TypeError(
                     f"'{parameter.name}' is in the dict of labels, but {name_of(term)} has an option of that name with "
@@ -102,7 +100,7 @@ def derivative(term: Term) -> Callable[[_Derivative], _Derivative]:
 
 
 def derivative_of(term: Term) -> Derivative | None:
-    """Return the closed derivative of a term with its options bound, or None if only autograd knows it."""
+    """Return the closed derivative of a term with its options bound, or None if autograd has to compute it."""
     function: Any = term.func if isinstance(term, partial) and not term.args else term
     closed: Any = getattr(function, "derivative", None)
     if getattr(closed, "term", None) is not function:  # functools.wraps copies attributes to another function

@@ -60,10 +60,7 @@ class Comparison:
         values = self.divergence(log_p, log_q)
         if not isinstance(values, Tensor) or values.shape != log_p.shape[:1]:
             shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-            raise TypeError(
-                f"the divergence must return one value per token, summed over the classes in the last dimension, got "
-                f"{shape} for {len(log_p)} tokens"
-            )
+            raise TypeError(f"the divergence must return one value per token, got {shape} for {len(log_p)} tokens")
         return values
 
 

@@ -12,12 +12,7 @@ import torch
 from torch import Tensor
 
 from .alignment import Alignment, align
-from .autograd import (
-    autocast_off,
-    refuse_second_order,
-    scale_saved_gradient,
-    without_saved_tensor_hooks,
-)
+from .autograd import autocast_off, refuse_second_order, scale_saved_gradient, without_saved_tensor_hooks
 from .block import Block, blocks, check_overwritable, empty, gradient_buffer, join, row_statistics
 from .checks import MARKERS, check_normalize
 from .combined import apply_weights, factors, function_name, sequence_averaged, summands
@@ -33,7 +28,7 @@ class BoundTerm:
     """A term with the labels and extra tensors of a batch.
 
     Attributes:
-        term: the term to minimise.
+        term: the term to minimize.
         fields: statistics that the term asks for.
         given: labels and extras that the term asks for, `(n,)` each.
         measured: statistics to measure: `fields`, and those that the recorder asks for.
@@ -70,11 +65,7 @@ class BoundTerm:
         return values.to(like.dtype)
 
     def total(
-        self,
-        measured: Mapping[str, Tensor],
-        count: Tensor,
-        probs: Tensor | None = None,
-        values: Tensor | None = None,
+        self, measured: Mapping[str, Tensor], count: Tensor, probs: Tensor | None = None, values: Tensor | None = None
     ) -> Tensor:
         """Return the sum over all labels, each times its probability if given, divided by `count`.
 
@@ -128,7 +119,7 @@ class BoundTerm:
 
     @torch.no_grad()
     def _record(self, measured: Mapping[str, Tensor], count: Tensor, probs: Tensor | None, recorder: Recorder) -> None:
-        """Leave the statistics of all labels and the parts of the term to the recorder."""
+        """Record the statistics of all labels and the parts of the term."""
         if not recorder.measured:  # of several heads the first one predicts the next token
             recorder.measured = {name: measured[name].detach() for name in recorder.fields if name in measured}
         for summand in summands(self.term):
@@ -146,7 +137,7 @@ class Source(Protocol):
 
     @property
     def padded(self) -> bool:
-        """Whether labels may be longer on the right by ignored ones."""
+        """Whether labels may have more columns than the logits if all labels there are ignored."""
 
     def statistics(self, rows: Rows, fields: Sequence[str]) -> dict[str, Tensor]:
         """Return the statistics `fields` of the given rows, `(n,)` each."""
@@ -206,7 +197,7 @@ def bind(
     """Find what a term asks for and gather it at the scored labels.
 
     Args:
-        term: the term to minimise.
+        term: the term to minimize.
         aligned: the scored labels.
         extras: the other tensors of a dict of labels.
         statistics: names of what the loss can measure.
@@ -243,9 +234,9 @@ def bind(
 def term_loss(logits: Tensor, rows: Rows, bound: BoundTerm, count: Tensor, *, overwrite_logits: bool = False) -> Tensor:
     """Return the sum of a term over the given rows of logits, divided by `count`: 0-d float32 (float64 for float64).
 
-    One pass over the logits where the derivative can be taken on each chunk's own few numbers. Two passes where that
-    would be wrong: for float16 logits, whose gradient divided by the count underflows before a GradScaler multiplies
-    it, and for terms with parameters to learn.
+    One pass over the logits is enough if the derivative of the term can be computed chunk by chunk. Two passes are
+    needed for float16 logits, whose gradient divided by the count underflows before a GradScaler multiplies it, and
+    for terms with parameters to learn.
     """
     wants_gradient = torch.is_grad_enabled() and logits.requires_grad
     overwrite_logits = overwrite_logits and wants_gradient
@@ -268,11 +259,11 @@ def term_loss(logits: Tensor, rows: Rows, bound: BoundTerm, count: Tensor, *, ov
 
 
 def is_learnable(bound: BoundTerm, like: Tensor) -> bool:
-    """Return whether the term has parameters of its own that need a gradient; it is tried on two invented labels."""
+    """Return whether the term has parameters that need a gradient, found by calling it on two artificial labels."""
     labels = min([2, *map(len, bound.given.values())])
-    invented = torch.full((labels,), -1.0, dtype=compute_dtype(like.dtype), device=like.device)
+    artificial = torch.full((labels,), -1.0, dtype=compute_dtype(like.dtype), device=like.device)
     with torch.enable_grad():
-        return bound(dict.fromkeys(bound.fields, invented), slice(0, 2)).requires_grad
+        return bound(dict.fromkeys(bound.fields, artificial), slice(0, 2)).requires_grad
 
 
 class _TermLoss(torch.autograd.Function):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .alignment import on_host, scored_places
-from .checks import MARKERS
+from .checks import MARKERS, describe
 from .normalization import accumulator_dtype
 
 
@@ -28,16 +28,12 @@ def check_sequences(ids: Tensor, sequence_ids: Tensor, shift: int) -> tuple[Tens
     marker = f"'{MARKERS['sequences']}', as lossfns.collators.count_sequences(collator) returns it,"
     if sequence_ids.shape != ids.shape or sequence_ids.is_floating_point():
         raise ValueError(
-            f"{marker} must hold integers of the labels' shape {tuple(ids.shape)}, got {sequence_ids.dtype} "
-            f"{tuple(sequence_ids.shape)}"
+            f"{marker} must hold integers of the labels' shape {tuple(ids.shape)}, got {describe(sequence_ids)}"
         )
     ids, sequence_ids = on_host(ids, sequence_ids)
     counted = sequence_ids[scored_places(ids, shift)]
     if len(counted) and not 0 <= counted.min() <= counted.max() < ids.shape[-1]:
-        raise ValueError(
-            f"{marker} must count the sequences of each row from 0, below {ids.shape[-1]}, got {counted.min()} to "
-            f"{counted.max()}"
-        )
+        raise ValueError(f"{marker} must be in [0, {ids.shape[-1]}), got {counted.min()} to {counted.max()}")
     return ids, sequence_ids
 
 

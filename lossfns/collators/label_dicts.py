@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from .._core.alignment import scored_places, split_labels
 from .._core.checks import IGNORED, MARKERS, as_numbers, check_shift, describe, strings
-from .wrapper import Batch, Collator, Wrapper, batch_labels, collated
+from .wrapper import Batch, Changed, Collator, Wrapper, batch_labels, collated
 
 # The first release whose Trainer counts `shift_labels`.
 COUNTED_SINCE = (5, 10)
@@ -91,22 +91,7 @@ def with_extras(collator: Collator, names: Iterable[str], *, shift: int | None =
     return WithExtras(collator, strings(names, "names"), shift)
 
 
-@dataclass(frozen=True)
-class CountSequences(Wrapper):
-    """See `count_sequences`."""
-
-    shift: int
-
-    def __call__(self, features: list[Any]) -> Batch:
-        batch = collated(self.collator, features)
-        ids, extras = split_labels(batch.get("labels"))
-        batch_labels({"labels": ids})
-        sequences = sequence_starts(batch, ids).cumsum(1) - 1 if "position_ids" in batch else torch.zeros_like(ids)
-        first = _first_of(sequences, scored_places(ids, self.shift))
-        return label_dict(batch, {"labels": ids, **extras, MARKERS["sequences"]: sequences}, zero_where(first))
-
-
-def count_sequences(collator: Collator, *, shift: int) -> CountSequences:
+def count_sequences(collator: Collator, *, shift: int) -> Changed:
     """Make the Trainer count sequences, for losses with `normalize="sequences"`, the mean of the means of sequences.
 
     `labels` becomes a dict with a marker, and `shift_labels` holds one 0 for each sequence that has a label that is
@@ -131,20 +116,18 @@ def count_sequences(collator: Collator, *, shift: int) -> CountSequences:
                 [-100, -100, -100]])
     """
     check_shift(shift)
-    return CountSequences(collator, shift)
+    return Changed(collator, _with_sequence_ids, {"shift": shift})
 
 
-@dataclass(frozen=True)
-class MaskSequenceStarts(Wrapper):
-    """See `mask_sequence_starts`."""
-
-    def __call__(self, features: list[Any]) -> Batch:
-        batch = collated(self.collator, features)
-        labels = batch_labels(batch)
-        return {**batch, "labels": labels.masked_fill(sequence_starts(batch, labels), IGNORED)}
+def _with_sequence_ids(batch: Batch, shift: int) -> Batch:
+    ids, extras = split_labels(batch.get("labels"))
+    batch_labels({"labels": ids})
+    sequences = sequence_starts(batch, ids).cumsum(1) - 1 if "position_ids" in batch else torch.zeros_like(ids)
+    first = _first_of(sequences, scored_places(ids, shift))
+    return label_dict(batch, {"labels": ids, **extras, MARKERS["sequences"]: sequences}, zero_where(first))
 
 
-def mask_sequence_starts(collator: Collator) -> MaskSequenceStarts:
+def mask_sequence_starts(collator: Collator) -> Changed:
     """Set the first label of each packed sequence to -100, so that no sequence predicts the start of the next one.
 
     Args:
@@ -161,7 +144,12 @@ def mask_sequence_starts(collator: Collator) -> MaskSequenceStarts:
         >>> collate([{"labels": [5, 6, 7, 8], "position_ids": [0, 1, 0, 1]}])["labels"]
         tensor([[-100,    6, -100,    8]])
     """
-    return MaskSequenceStarts(collator)
+    return Changed(collator, _starts_masked)
+
+
+def _starts_masked(batch: Batch) -> Batch:
+    labels = batch_labels(batch)
+    return {**batch, "labels": labels.masked_fill(sequence_starts(batch, labels), IGNORED)}
 
 
 def sequence_starts(batch: Batch, labels: Tensor) -> Tensor:
@@ -173,9 +161,8 @@ def sequence_starts(batch: Batch, labels: Tensor) -> Tensor:
     positions = batch.get("position_ids")
     if not isinstance(positions, Tensor) or positions.shape != labels.shape:
         raise ValueError(
-            f"the collator must return position_ids of the labels' shape {tuple(labels.shape)} to separate packed "
-            f"sequences, as DataCollatorWithFlattening does, got {describe(positions)}. For one sequence per row use "
-            "mask_first_label"
+            f"the collator must return position_ids of the labels' shape {tuple(labels.shape)}, as "
+            f"DataCollatorWithFlattening does, got {describe(positions)}. For one sequence per row use mask_first_label"
         )
     starts = torch.ones_like(labels, dtype=torch.bool)
     starts[:, 1:] = positions.diff(dim=1) != 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,21 +11,10 @@ from torch import Tensor
 from .._core.alignment import split_labels
 from .._core.checks import IGNORED, describe
 from .label_dicts import misses_first_labels
-from .wrapper import Batch, Collator, Wrapper, batch_labels, collated
+from .wrapper import Batch, Changed, Collator, batch_labels
 
 
-@dataclass(frozen=True)
-class MaskFirstLabel(Wrapper):
-    """See `mask_first_label`."""
-
-    def __call__(self, features: list[Any]) -> Batch:
-        batch = collated(self.collator, features)
-        labels = batch_labels(batch).clone()
-        labels[:, :1] = IGNORED
-        return {**batch, "labels": labels}
-
-
-def mask_first_label(collator: Collator) -> MaskFirstLabel:
+def mask_first_label(collator: Collator) -> Changed:
     """Set the first label of each sequence, which no logit predicts, to -100, so that the Trainer does not count it.
 
     A causal loss scores the labels from the second on, but the Trainer counts the first one too for class names that do
@@ -48,25 +36,16 @@ def mask_first_label(collator: Collator) -> MaskFirstLabel:
         tensor([[-100,    6],
                 [-100,    8]])
     """
-    return MaskFirstLabel(collator)
+    return Changed(collator, _first_masked)
 
 
-@dataclass(frozen=True)
-class ReplaceLabels(Wrapper):
-    """See `replace_labels`."""
-
-    replacements: Mapping[int, int]
-
-    def __call__(self, features: list[Any]) -> Batch:
-        batch = collated(self.collator, features)
-        before = batch_labels(batch, dimensions=None).long()
-        labels = before.clone()
-        for old, new in self.replacements.items():
-            labels[before == old] = new
-        return {**batch, "labels": labels}
+def _first_masked(batch: Batch) -> Batch:
+    labels = batch_labels(batch).clone()
+    labels[:, :1] = IGNORED
+    return {**batch, "labels": labels}
 
 
-def replace_labels(collator: Collator, replacements: Mapping[int, int]) -> ReplaceLabels:
+def replace_labels(collator: Collator, replacements: Mapping[int, int]) -> Changed:
     """Replace label ids simultaneously, above all another ignored id by -100, which the Trainer does not count.
 
     Args:
@@ -90,22 +69,18 @@ def replace_labels(collator: Collator, replacements: Mapping[int, int]) -> Repla
     mapping = isinstance(replacements, Mapping)
     if not mapping or not all(type(old) is int and type(new) is int for old, new in replacements.items()):
         raise TypeError(f"replacements must map integers to integers, as in {{255: {IGNORED}}}, got {replacements!r}")
-    return ReplaceLabels(collator, dict(replacements))
+    return Changed(collator, _replaced, {"replacements": dict(replacements)})
 
 
-@dataclass(frozen=True)
-class MaskMissing(Wrapper):
-    """See `mask_missing`."""
-
-    def __call__(self, features: list[Any]) -> Batch:
-        batch = collated(self.collator, features)
-        labels = batch.get("labels")
-        if not isinstance(labels, Tensor) or not labels.is_floating_point():
-            raise ValueError(f"the collator must return floating labels, got {describe(labels)}")
-        return {**batch, "labels": labels.masked_fill(labels.isnan(), IGNORED)}
+def _replaced(batch: Batch, replacements: Mapping[int, int]) -> Batch:
+    before = batch_labels(batch, dimensions=None).long()
+    labels = before.clone()
+    for old, new in replacements.items():
+        labels[before == old] = new
+    return {**batch, "labels": labels}
 
 
-def mask_missing(collator: Collator) -> MaskMissing:
+def mask_missing(collator: Collator) -> Changed:
     """Replace NaN labels by -100.0, which the Trainer does not count and losses such as `regression_loss` ignore.
 
     Args:
@@ -123,30 +98,17 @@ def mask_missing(collator: Collator) -> MaskMissing:
         >>> collate([0.5, float("nan")])["labels"]
         tensor([   0.5000, -100.0000])
     """
-    return MaskMissing(collator)
+    return Changed(collator, _missing_masked)
 
 
-@dataclass(frozen=True)
-class KeepSupervisedLogits(Wrapper):
-    """See `keep_supervised_logits`."""
-
-    def __call__(self, features: list[Any]) -> Batch:
-        _refuse_dispatched_batches()
-        batch = collated(self.collator, features)
-        labels = batch_labels(batch)
-        if "logits_to_keep" in batch:
-            raise ValueError("the batch must not contain logits_to_keep, which keep_supervised_logits would overwrite")
-        predicting = (labels[:, 1:] != IGNORED).any(0).nonzero().flatten()  # positions whose next label is supervised
-        last = predicting.new_tensor([labels.shape[1] - 1])
-        unpredicted = labels.new_full((labels.shape[0], 1), IGNORED)
-        return {
-            **batch,
-            "labels": torch.cat([unpredicted, labels[:, predicting + 1]], dim=1),
-            "logits_to_keep": torch.cat([predicting, last]),
-        }
+def _missing_masked(batch: Batch) -> Batch:
+    labels = batch.get("labels")
+    if not isinstance(labels, Tensor) or not labels.is_floating_point():
+        raise ValueError(f"the collator must return floating labels, got {describe(labels)}")
+    return {**batch, "labels": labels.masked_fill(labels.isnan(), IGNORED)}
 
 
-def keep_supervised_logits(collator: Collator) -> KeepSupervisedLogits:
+def keep_supervised_logits(collator: Collator) -> Changed:
     """Make a causal model compute only logits that predict a supervised label, and cut the labels to match.
 
     `logits_to_keep` becomes the positions whose next label is supervised in at least one sequence, and the last
@@ -175,7 +137,22 @@ def keep_supervised_logits(collator: Collator) -> KeepSupervisedLogits:
         {'labels': tensor([[-100,    5,    6],
                 [-100, -100,    8]]), 'logits_to_keep': tensor([1, 2, 3])}
     """
-    return KeepSupervisedLogits(collator)
+    return Changed(collator, _only_supervised)
+
+
+def _only_supervised(batch: Batch) -> Batch:
+    _refuse_dispatched_batches()
+    labels = batch_labels(batch)
+    if "logits_to_keep" in batch:
+        raise ValueError("the batch must not contain logits_to_keep, which keep_supervised_logits would overwrite")
+    predicting = (labels[:, 1:] != IGNORED).any(0).nonzero().flatten()  # positions whose next label is supervised
+    last = predicting.new_tensor([labels.shape[1] - 1])
+    unpredicted = labels.new_full((labels.shape[0], 1), IGNORED)
+    return {
+        **batch,
+        "labels": torch.cat([unpredicted, labels[:, predicting + 1]], dim=1),
+        "logits_to_keep": torch.cat([predicting, last]),
+    }
 
 
 def _refuse_dispatched_batches() -> None:
@@ -187,27 +164,11 @@ def _refuse_dispatched_batches() -> None:
         raise ValueError(
             "keep_supervised_logits does not work with dispatch_batches, which splits every tensor of a batch along "
             "its first dimension, the index of positions too. Set "
-            "TrainingArguments(accelerator_config={'dispatch_batches': False}), so that each process reads its own "
-            "batches"
+            "TrainingArguments(accelerator_config={'dispatch_batches': False})"
         )
 
 
-@dataclass(frozen=True)
-class PackSpans(Wrapper):
-    """See `pack_spans`."""
-
-    def __call__(self, features: list[Any]) -> Batch:
-        batch = collated(self.collator, features)
-        ends = [batch.pop(name, None) for name in ("start_positions", "end_positions")]
-        if not all(isinstance(end, Tensor) and end.ndim == 1 for end in ends):
-            given = ", ".join(map(describe, ends))
-            raise ValueError(f"the collator must return start_positions and end_positions (batch,), got {given}")
-        spans = torch.stack(ends, dim=1)
-        outside = (spans < 0) | (spans >= batch["input_ids"].shape[1])
-        return {**batch, "labels": spans.masked_fill(outside, IGNORED)}
-
-
-def pack_spans(collator: Collator) -> PackSpans:
+def pack_spans(collator: Collator) -> Changed:
     """Join `start_positions` and `end_positions` into one tensor `labels` `(B, 2)`, for `question_answering_loss`.
 
     Positions outside the window become -100. Set `TrainingArguments(label_names=["labels"])`: without it the Trainer
@@ -228,25 +189,20 @@ def pack_spans(collator: Collator) -> PackSpans:
         >>> collate(rows)["labels"]
         tensor([[   1, -100]])
     """
-    return PackSpans(collator)
+    return Changed(collator, _packed)
 
 
-@dataclass(frozen=True)
-class WithDecoderInputs(Wrapper):
-    """See `with_decoder_inputs`."""
-
-    start: int
-    pad: int
-
-    def __call__(self, features: list[Any]) -> Batch:
-        batch = collated(self.collator, features)
-        ids, _ = split_labels(batch.get("labels"))
-        counted = {"shift_labels": ids} if misses_first_labels() else {}
-        decoder = {"decoder_input_ids": shifted_right(batch_labels({"labels": ids}), self.start, self.pad)}
-        return {**counted, **batch, **decoder}
+def _packed(batch: Batch) -> Batch:
+    ends = [batch.pop(name, None) for name in ("start_positions", "end_positions")]
+    if not all(isinstance(end, Tensor) and end.ndim == 1 for end in ends):
+        given = ", ".join(map(describe, ends))
+        raise ValueError(f"the collator must return start_positions and end_positions (batch,), got {given}")
+    spans = torch.stack(ends, dim=1)
+    outside = (spans < 0) | (spans >= batch["input_ids"].shape[1])
+    return {**batch, "labels": spans.masked_fill(outside, IGNORED)}
 
 
-def with_decoder_inputs(collator: Collator, model: Any) -> WithDecoderInputs:
+def with_decoder_inputs(collator: Collator, model: Any) -> Changed:
     """Add the `decoder_input_ids` of an encoder-decoder, which the model would otherwise derive from its labels.
 
         decoder_input_ids[:, 0] = decoder_start_token_id,  decoder_input_ids[:, i] = labels[:, i - 1]
@@ -277,9 +233,7 @@ def with_decoder_inputs(collator: Collator, model: Any) -> WithDecoderInputs:
     config = getattr(model, "config", None)
     start, pad = (getattr(config, name, None) for name in ("decoder_start_token_id", "pad_token_id"))
     if start is None or pad is None:
-        raise ValueError(
-            f"model.config must have decoder_start_token_id and pad_token_id for decoder inputs, got {start} and {pad}"
-        )
+        raise ValueError(f"model.config must have decoder_start_token_id and pad_token_id, got {start} and {pad}")
     prepare = getattr(model, "prepare_decoder_input_ids_from_labels", None)
     probe = torch.tensor([[pad + 1, pad + 2, IGNORED]], device="cpu")
     if prepare is not None and not torch.equal(prepare(probe), shifted_right(probe, start, pad)):
@@ -287,7 +241,14 @@ def with_decoder_inputs(collator: Collator, model: Any) -> WithDecoderInputs:
             f"{type(model).__name__} does not derive its decoder inputs by shifting the labels to the right after "
             "decoder_start_token_id; use DataCollatorForSeq2Seq(tokenizer, model=model)"
         )
-    return WithDecoderInputs(collator, start, pad)
+    return Changed(collator, _with_decoder_ids, {"start": start, "pad": pad})
+
+
+def _with_decoder_ids(batch: Batch, start: int, pad: int) -> Batch:
+    ids, _ = split_labels(batch.get("labels"))
+    counted = {"shift_labels": ids} if misses_first_labels() else {}
+    decoder = {"decoder_input_ids": shifted_right(batch_labels({"labels": ids}), start, pad)}
+    return {**counted, **batch, **decoder}
 
 
 def shifted_right(labels: Tensor, start: int, pad: int) -> Tensor:

@@ -12,7 +12,7 @@ from .._core.alignment import scored_places, split_labels
 from .._core.checks import MARKERS, check_shift
 from .._core.normalization import accumulator_dtype
 from .label_dicts import extra_numbers, label_dict, zero_where
-from .wrapper import Batch, Collator, Wrapper, batch_labels, collated
+from .wrapper import Batch, Changed, Collator, Wrapper, batch_labels, collated
 
 CHOSEN, REJECTED = "chosen", "rejected"
 
@@ -101,30 +101,7 @@ def _check_pairs(features: list[Any]) -> None:
             )
 
 
-@dataclass(frozen=True)
-class CountPairs(Wrapper):
-    """See `count_pairs`."""
-
-    shift: int
-
-    def __call__(self, features: list[Any]) -> Batch:
-        batch = collated(self.collator, features)
-        ids, extras = split_labels(batch.get("labels"))
-        batch_labels({"labels": ids})
-        n, odd = divmod(ids.shape[0], 2)
-        if odd:
-            raise ValueError(
-                f"expected an even number of sequences, the chosen ones first and then the rejected ones, got "
-                f"{ids.shape[0]}"
-            )
-        scored = scored_places(ids, self.shift).any(1)
-        both = scored[:n] & scored[n:]
-        marker = torch.arange(n, device="cpu").repeat(2)
-        counted = zero_where(torch.cat([both, torch.zeros_like(both)]))
-        return label_dict(batch, {"labels": ids, **extras, MARKERS["pairs"]: marker}, counted)
-
-
-def count_pairs(collator: Collator, *, shift: int) -> CountPairs:
+def count_pairs(collator: Collator, *, shift: int) -> Changed:
     """Make the Trainer count preference pairs, in batches whose first half is chosen and whose second half is rejected.
 
     `labels` becomes a dict with a marker, and `shift_labels` holds one 0 for each pair of sequences that both have a
@@ -149,4 +126,17 @@ def count_pairs(collator: Collator, *, shift: int) -> CountPairs:
         (tensor([0, 1, 0, 1]), tensor([   0, -100, -100, -100]))
     """
     check_shift(shift)
-    return CountPairs(collator, shift)
+    return Changed(collator, _with_pair_ids, {"shift": shift})
+
+
+def _with_pair_ids(batch: Batch, shift: int) -> Batch:
+    ids, extras = split_labels(batch.get("labels"))
+    batch_labels({"labels": ids})
+    n, odd = divmod(ids.shape[0], 2)
+    if odd:
+        raise ValueError(f"expected an even number of sequences, the chosen ones first, got {ids.shape[0]}")
+    scored = scored_places(ids, shift).any(1)
+    both = scored[:n] & scored[n:]
+    marker = torch.arange(n, device="cpu").repeat(2)
+    counted = zero_where(torch.cat([both, torch.zeros_like(both)]))
+    return label_dict(batch, {"labels": ids, **extras, MARKERS["pairs"]: marker}, counted)

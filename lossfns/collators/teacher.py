@@ -3,27 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from .._core.checks import strings
 from .._core.teacher import PREFIX
 from .label_dicts import WithExtras, with_extras
-from .wrapper import Batch, Collator, Wrapper, collated
-
-
-@dataclass(frozen=True)
-class CopyInputs(Wrapper):
-    """Collator that copies inputs of the model, with the prefix of the teacher's inputs."""
-
-    names: tuple[str, ...]
-
-    def __call__(self, features: list[Any]) -> Batch:
-        batch = collated(self.collator, features)
-        missing = [name for name in self.names if name not in batch]
-        if missing:
-            raise ValueError(f"the teacher needs {missing}, but the collator returns {sorted(batch)}; pass names=")
-        return {**batch, **{PREFIX + name: batch[name] for name in self.names}}
+from .wrapper import Batch, Changed, Collator
 
 
 def teacher_inputs(
@@ -55,4 +39,12 @@ def teacher_inputs(
         ['labels', 'teacher_input_ids']
     """
     read = strings(names, "names")
-    return with_extras(CopyInputs(collator, read), [PREFIX + name for name in read], shift=shift)
+    return with_extras(Changed(collator, _with_copies, {"names": read}), [PREFIX + name for name in read], shift=shift)
+
+
+def _with_copies(batch: Batch, names: Sequence[str]) -> Batch:
+    """Copy inputs of the model under the names of the teacher's inputs."""
+    missing = [name for name in names if name not in batch]
+    if missing:
+        raise ValueError(f"the teacher needs {missing}, but the collator returns {sorted(batch)}; pass names=")
+    return {**batch, **{PREFIX + name: batch[name] for name in names}}

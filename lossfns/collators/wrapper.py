@@ -1,9 +1,9 @@
-"""The base class of all collator wrappers, and the checks of the batch that the inner collator returns."""
+"""The classes of all collator wrappers, and the checks of the batch that the inner collator returns."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ Collator = Callable[[list[Any]], Batch]
 
 @dataclass(frozen=True)
 class Wrapper:
-    """Base class of all wrappers, which hold the inner collator."""
+    """Base class of all wrappers: it stores the inner collator."""
 
     collator: Collator
 
@@ -30,6 +30,22 @@ class Wrapper:
             )
 
 
+@dataclass(frozen=True)
+class Changed(Wrapper):
+    """A collator that changes the batch of the inner collator.
+
+    Attributes:
+        change: a function of the batch and of the options that returns the new batch.
+        options: its options.
+    """
+
+    change: Callable[..., Batch]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self, features: list[Any]) -> Batch:
+        return self.change(collated(self.collator, features), **self.options)
+
+
 def collated(collator: Collator, features: list[Any]) -> Batch:
     """Return the batch of the inner collator as a new dict.
 
@@ -38,10 +54,7 @@ def collated(collator: Collator, features: list[Any]) -> Batch:
     """
     batch: Any = collator(features)
     if not isinstance(batch, Mapping):
-        raise TypeError(
-            "the collator must return a dict of tensors with the inputs of the model and 'labels', got "
-            f"{type(batch).__name__} from {collator!r}"
-        )
+        raise TypeError(f"the collator must return a dict of tensors, got {type(batch).__name__} from {collator!r}")
     return dict(batch)
 
 

@@ -1,4 +1,4 @@
-"""Fine-tune on completions only, without materialising the logits of the whole vocabulary.
+"""Fine-tune on completions only, without materializing the logits of the whole vocabulary.
 
 `hidden_states(model)` lets the loss and the reducer read the last hidden states and apply the head themselves, to the
 tokens with a label only. Pass the same source to both.

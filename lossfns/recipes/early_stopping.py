@@ -20,10 +20,9 @@ import transformers
 from tokenizers import ByteLevelBPETokenizer
 
 from lossfns import causal_lm_loss
+from lossfns.collators import mask_first_label
 from metrics import best_model_kwargs, language_modeling
 from reducers import sample_sums
-
-from ..collators.labels import mask_first_label
 
 Options = make_dataclass("Options", [("data", str, ""), ("model", str, ""), ("samples", int, 400)])
 

@@ -103,7 +103,7 @@ class DryRun:
         """The correct shift between labels and logits, or None if the batch does not determine it.
 
         It is 1 if the labels are the input of the model, and 0 if the labels are one position ahead of the input, as
-        for a decoder with an input of its own, or if the labels were masked in the input.
+        for a decoder with a separate input, or if the labels were masked in the input.
         """
         model, labels = self.trainer.model, self.label_ids
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -122,7 +122,7 @@ class DryRun:
         """Record an exception as the error of a stage."""
         try:
             yield
-        except Exception as error:  # of any kind: the report tells the user
+        except Exception as error:  # the report shows errors of any kind
             self.errors[name] = f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
@@ -174,9 +174,7 @@ def _first_batch(trainer: Any, dataset: Any, size: int) -> Mapping[str, Any]:
     if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
         return collate([dataset[place] for place in range(min(size, len(dataset)))])
     if iter(dataset) is dataset:
-        raise ValueError(
-            "the dataset is an iterator, which this check would consume; pass one that can be iterated twice"
-        )
+        raise ValueError("the dataset is an iterator, which this check would consume; pass an iterable instead")
     return collate(list(islice(dataset, size)))
 
 

@@ -11,7 +11,7 @@ import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import product
 from typing import Any
 from unittest import mock
@@ -87,7 +87,7 @@ class LossSubject:
         return self.loss(self.task.output(batch.logits.clone()), batch.targets, num_items_in_batch=count)
 
     def live(self, batch: Batch, count: NumItems) -> Measured:
-        """Return the loss with its graph, and the leaf of that graph that stands for the logits."""
+        """Return the loss with its graph, and the leaf of that graph that represents the logits."""
         leaf = batch.logits.detach().clone().requires_grad_()
         return self.value(replace(batch, logits=leaf), count), leaf
 
@@ -260,7 +260,7 @@ def reads(loss: LossSubject) -> Iterator[Finding]:
     for masked, sequence-to-sequence and token classification models, or if the collator has already shifted.
     """
     rows, width, *rest = loss.batch.labels.shape
-    columns = [*product(*map(range, rest))][: None if loss.task.whole else 1]
+    columns = [*product(*map(range, rest))][: None if loss.task.by_sequence else 1]
     for row, place in [(0, 3), (0, 1), (0, 0), (1, 0), (0, width - 1), (rows - 1, 2)]:
         found: set[tuple[int, ...]] = set()
         for draw in map(loss.draw, _SEEDS):
@@ -343,8 +343,8 @@ def count_forms(loss: LossSubject) -> Iterator[Finding]:
 
     Fix: `count = torch.as_tensor(num_items_in_batch, device=total.device).sum()`.
     """
-    whole = torch.tensor(loss.items)
-    for count in (loss.items, float(loss.items), whole, whole.float(), whole[None], whole[None].float()):
+    tensor = torch.tensor(loss.items)
+    for count in (loss.items, float(loss.items), tensor, tensor.float(), tensor[None], tensor[None].float()):
         yield f"count {count!r}", loss.measure(loss.batch, count)[0], loss.measured[0]
 
 
@@ -571,14 +571,9 @@ def loss_rules(
         scales_with_weights: reweight is None,
         matches_reference: reference is None,
     }
-    options: dict[str, Any] = {
-        "extras": extras,
-        "count": count or found.items,
-        "reference": reference,
-        "reweight": reweight,
-    }
-    subject = partial(LossSubject, task=found, classes=classes, **options)
-    return select([rule for rule in RULES if not left_out.get(rule)], subject, skip)
+    given = classes, extras, count or found.items, reference, reweight
+    checks = [rule for rule in RULES if not left_out.get(rule)]
+    return select(checks, lambda loss: LossSubject(loss, found, *given), skip)
 
 
 def check_loss(loss: Loss, task: str | Task = "causal_lm", **options: Any) -> Report:

@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 from .._core.signature import name_of
 
 Array = NDArray[np.float64]
-
-
 Finding = tuple[str, Any, Any] | tuple[str, Any, Any, float]
 
 
@@ -147,9 +145,7 @@ def select(checks: Iterable[Check], subject: Callable[[Any], Subject], skip: Map
         if name not in names:
             raise ValueError(f"skip must name rules that apply here ({', '.join(names)}), got {name!r}")
         if not isinstance(reason, str) or not reason.strip():
-            raise ValueError(
-                f"skip[{name!r}] must be a reason, as in skip={{{name!r}: 'the loss ranks the batch'}}, got {reason!r}"
-            )
+            raise ValueError(f"skip[{name!r}] must be a reason, such as 'the loss ranks the batch', got {reason!r}")
     return [rule for rule in rules if rule.name not in skip]
 
 

@@ -104,7 +104,7 @@ class Task:
         sequence: whether labels are tokens `(B, S, ...)` with `S >= 4`, each with logits at its own position
             `(B, S, ..., classes)`; the rules then also add padding.
         shift: the label at `i` is predicted by the logit at `i - shift`.
-        whole: whether a sequence is one item, which counts if each of its rows in `(B, S, rows)` has a label;
+        by_sequence: whether a sequence is one item, which counts if each of its rows in `(B, S, rows)` has a label;
             otherwise each token is an item.
         output: a differentiable function from the logits to the model's output that a loss is called with; reducers
             are called with the logits.
@@ -123,7 +123,7 @@ class Task:
     values: Callable[[int], Sequence[float]] = range
     sequence: bool = False
     shift: int = 0
-    whole: bool = False
+    by_sequence: bool = False
     output: Callable[[Tensor], Any] = outputs
 
     def batch(self, classes: int, extras: Mapping[str, Extra] | None = None, seed: int = 0) -> Batch:
@@ -155,7 +155,7 @@ class Task:
     @property
     def by_token(self) -> bool:
         """Whether each token is an item."""
-        return self.sequence and not self.whole
+        return self.sequence and not self.by_sequence
 
     def scored(self, labels: Tensor) -> Tensor:
         """Return a mask of the labels that count: those that are not -100 and that a logit predicts."""
@@ -167,7 +167,7 @@ class Task:
     def items(self, labels: Tensor) -> int:
         """Return the number of items that the Trainer counts for these labels."""
         scored = self.scored(labels)
-        return int((scored.any(1).reshape(len(labels), -1).all(1) if self.whole else scored).sum())
+        return int((scored.any(1).reshape(len(labels), -1).all(1) if self.by_sequence else scored).sum())
 
     def positions(self, labels: Tensor) -> list[tuple[int, ...]]:
         """Return the index of each label that counts."""
@@ -182,7 +182,7 @@ class Task:
     def unread(self, batch: Batch) -> Tensor:
         """Return an index of logits that are paired with a label neither by the right shift nor by a wrong one."""
         ignored = batch.labels == IGNORED
-        if not self.sequence:  # by sample, unless each label has logits of its own
+        if not self.sequence:  # by sample, unless each label has separate logits
             separate = batch.logits.shape[: ignored.ndim] == ignored.shape
             return ignored if separate else ignored.reshape(len(ignored), -1).all(1)
         columns = (~ignored).double().reshape(*ignored.shape[:2], -1).transpose(1, 2)

@@ -474,7 +474,7 @@ def streaming(run: DryRun) -> Findings:
     if getattr(metric, "needs_all_samples", None):
         yield Finding(f"the metric cannot stream: {metric.needs_all_samples}", "remove batch_eval_metrics")
     elif hasattr(metric, "num_samples") and number is None:
-        problem = "a streaming metric cannot tell when an evaluation is complete"
+        problem = "a streaming metric needs num_samples to know when an evaluation is complete"
         yield Finding(problem, "build(metric, num_samples=len(eval_dataset))")
 
 
@@ -545,14 +545,10 @@ def _higher_is_better(key: str, metric: Any) -> bool | None:
 def _is_taken(name: str) -> bool:
     """Return whether the Trainer writes a score of this name itself; False if the package metrics is not installed."""
     try:
-        from metrics._core.keys import check_free
-
-        check_free([name])
+        from metrics._core.keys import is_reserved
     except ImportError:
         return False
-    except ValueError:
-        return True
-    return False
+    return is_reserved(name)
 
 
 def _described(tree: Any) -> str:

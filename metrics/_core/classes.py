@@ -75,7 +75,7 @@ def predicted_ids(ids: Array, labels: Array, num_classes: int) -> Array:
         raise ValueError(f"predicted ids must have the shape of the labels, {labels.shape}, got {ids.shape}")
     active = chosen(ids, labels != IGNORED)
     hint = (
-        "-100 stands where no logit predicts the label, which must then be -100 too (see mask_first_label in "
+        "-100 means that no logit predicts the label, which must then be -100 too (see mask_first_label in "
         "lossfns.collators), or where logits are NaN because the model has diverged"
     )
     _check_range("predicted ids", active, num_classes, hint)
@@ -154,7 +154,4 @@ def chosen(entries: Array, where: Array) -> Array:
 
 def _check_range(name: str, ids: Array, num_classes: int, hint: str) -> None:
     if ids.size and not 0 <= ids.min() <= ids.max() < num_classes:
-        raise ValueError(
-            f"{name} must be in 0 to {num_classes - 1} (num_classes={num_classes}), got {ids.min()} to {ids.max()}; "
-            f"{hint}"
-        )
+        raise ValueError(f"{name} must be 0 to {num_classes - 1}, got {ids.min()} to {ids.max()}; {hint}")

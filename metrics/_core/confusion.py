@@ -1,7 +1,7 @@
 """Scores of classes that follow from three counts per class: hits, labels and predictions.
 
 No score here needs more of the confusion matrix than its diagonal and its margins, so that the memory grows linearly
-with the number of classes. All scores equal those of scikit-learn, vectorised over stacks of evaluations (replicates,
+with the number of classes. All scores equal those of scikit-learn, vectorized over stacks of evaluations (replicates,
 groups): 0 / 0 is 0.0 in precision, recall and F1, which is scikit-learn's default; without labels a score is NaN.
 """
 
@@ -135,8 +135,8 @@ def scores_of_counts(hits: ArrayLike, predicted: ArrayLike, actual: ArrayLike) -
     hits, predicted, actual = np.asarray(hits), np.asarray(predicted), np.asarray(actual)
     fractions = ((hits, predicted), (hits, actual), (2 * hits, predicted + actual))
     return {
-        name: np.where(whole == 0, 0.0, ratio(part, whole))
-        for name, (part, whole) in zip(SCORES, fractions, strict=True)
+        name: np.where(total == 0, 0.0, ratio(count, total))
+        for name, (count, total) in zip(SCORES, fractions, strict=True)
     }
 
 

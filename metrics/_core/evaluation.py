@@ -1,7 +1,7 @@
 """The evaluation that the Trainer passes to `compute_metrics`, as NumPy arrays whose dim 0 is the sample.
 
-An evaluation comes as arrays, as lists of batches (`eval_do_concat_batches=False`), or step by step as torch tensors
-(`batch_eval_metrics=True`). Tensors are recognised by their methods, so that this module does not import torch.
+An evaluation is given as arrays, as lists of batches (`eval_do_concat_batches=False`), or step by step as torch tensors
+(`batch_eval_metrics=True`). Tensors are recognized by their methods, so that this module does not import torch.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -91,8 +91,7 @@ def named_columns(predictions: Any) -> Columns:
         for name, array in value.items() if isinstance(value, Mapping) else ((outer, value),):
             if name in found:
                 raise ValueError(
-                    f"predictions hold two columns called {name!r} ({describe(predictions)}): the reducer must return "
-                    "each name once"
+                    f"two columns are called {name!r}, but each name must occur once: {describe(predictions)}"
                 )
             found[name] = array
     return found
@@ -113,7 +112,7 @@ def missing(expected: str, predictions: Any) -> ValueError:
     Returns:
         The error, to be raised.
     """
-    return ValueError(f"the metric needs {expected}; predictions hold {describe(predictions)}")
+    return ValueError(f"the metric needs {expected}; got predictions {describe(predictions)}")
 
 
 def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -162,9 +161,8 @@ def _batch(predictions: Any, label_ids: Any) -> Batch:
     for side, path, leaf in found:
         if leaf.ndim == 0 or leaf.shape[:1] != shape[:1]:
             raise ValueError(
-                f"{'.'.join(filter(None, (side, path)))} has shape {leaf.shape}, the labels have shape {shape}: "
-                "dim 0 must be the sample in all of them. A reducer returns (batch, ...); it must not average over "
-                "the batch, and must not select or flatten tokens"
+                f"{'.'.join(filter(None, (side, path)))} has shape {leaf.shape}, the labels have shape {shape}: dim 0 "
+                "must be the sample in both. A reducer must not average over the batch, nor select or flatten tokens"
             )
     return Batch(predictions, labels, shape[0])
 

@@ -28,6 +28,11 @@ def find(key: str, known: Collection[str], *, prefixed: bool = False) -> str | N
     return max((entry for entry in known if _matches(entry, key, prefixed)), key=len, default=None)
 
 
+def is_reserved(key: str) -> bool:
+    """Return whether the Trainer writes a score of this name itself."""
+    return key in RESERVED or key.startswith(RESERVED_PREFIXES)
+
+
 def check_free(keys: Iterable[str]) -> None:
     """Raise ValueError if the Trainer writes a score of one of these names itself.
 
@@ -38,7 +43,7 @@ def check_free(keys: Iterable[str]) -> None:
         ValueError: if a name is reserved.
     """
     for key in keys:
-        if key in RESERVED or key.startswith(RESERVED_PREFIXES):
+        if is_reserved(key):
             raise ValueError(
                 f"the score {key!r} has a name that the Trainer writes itself, so one would overwrite the other: "
                 f"choose another name, such as 'nll_loss' for 'loss'. Reserved are {', '.join(sorted(RESERVED))} and "
@@ -47,7 +52,7 @@ def check_free(keys: Iterable[str]) -> None:
 
 
 def collision(left: Iterable[str], right: Iterable[str]) -> str | None:
-    """Return a name of `right` that is also in `left`, or None; a pattern stands for all names that match it."""
+    """Return a name of `right` that is also in `left`, or None; a pattern represents all names that match it."""
     left = dict.fromkeys(left)
     patterns = [entry for entry in left if _is_pattern(entry)]
 

@@ -239,9 +239,8 @@ class Metric:
             return
         raise ValueError(
             f"expected num_samples={self.num_samples} rows, got {rows}. The state was reset: if an earlier evaluation "
-            "was interrupted, run this one again. Otherwise num_samples, or the number of groups, units or features "
-            "given, must be the length of the dataset evaluated (dataloader_drop_last drops rows, Seq2SeqTrainer "
-            "repeats some on several processes)"
+            "was interrupted, run this one again. Otherwise num_samples, or the number of groups, units or features, "
+            "must be that of the dataset (dataloader_drop_last drops rows, Seq2SeqTrainer may repeat some)"
         )
 
 
@@ -293,7 +292,7 @@ def _checked(statistics: Mapping[str, Any], rows: int, path: str = "") -> Any:
             raise TypeError(f"the statistic '{path}{name}' must be integer, float or bool, got dtype {column.dtype}")
         if column.shape[:1] != (rows,):
             raise ValueError(
-                f"the statistic '{path}{name}' must have one row per sample, ({rows}, ...), got shape {column.shape}"
+                f"the statistic '{path}{name}' must have {rows} rows, one per sample, got shape {column.shape}"
             )
         columns[name] = column.astype(np.float64 if column.dtype.kind == "f" else np.int64, copy=False)
     return columns
@@ -302,9 +301,7 @@ def _checked(statistics: Mapping[str, Any], rows: int, path: str = "") -> Any:
 def _check_names(first: Columns, other: Columns) -> None:
     names, others = ([path for path, _ in leaves(columns)] for columns in (first, other))
     if set(names) != set(others):
-        raise ValueError(
-            f"statistics differ between batches: {', '.join(names)} in one, {', '.join(others)} in another"
-        )
+        raise ValueError(f"statistics differ between batches: {', '.join(names)} and then {', '.join(others)}")
 
 
 def _added(left: _Totals, right: _Totals) -> _Totals:

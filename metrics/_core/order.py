@@ -1,4 +1,4 @@
-"""Check by the labels that the samples of an evaluation came in the order of the dataset."""
+"""Check by the labels that the samples of an evaluation are in the order of the dataset."""
 
 import zlib
 from collections.abc import Iterable
@@ -39,8 +39,7 @@ def check_order(differ: Array) -> None:
     if wrong.size:
         raise ValueError(
             f"the labels of {wrong.size} of {len(differ)} samples, the first in row {wrong[0]}, differ from those of "
-            "the dataset in that row: either a sampler reorders the evaluation (group_by_length=True does), or the "
-            "labels given here are not those that the collator makes"
+            "the dataset: a sampler reorders them (group_by_length=True), or these are not the collator's labels"
         )
 
 

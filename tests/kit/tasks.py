@@ -170,7 +170,7 @@ REFERENCE = {
     "reference_rejected": of_pairs(-24.0, 0.25),
 }
 
-COMPLETIONS = Task("pairs", completions, sequence=True, shift=1, whole=True, output=chosen_then_rejected)
+COMPLETIONS = Task("pairs", completions, sequence=True, shift=1, by_sequence=True, output=chosen_then_rejected)
 REWARDS = Task(
     "rewards", rewards, values=lambda classes: (0,), output=lambda logits: {"logits": logits.T.reshape(-1, 1)}
 )

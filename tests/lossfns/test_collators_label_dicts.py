@@ -322,7 +322,7 @@ def test_a_unit_that_differs_from_the_count_is_refused(loss, labels, normalize, 
 @pytest.mark.parametrize(
     ("sequence_ids", "message"),
     [
-        (torch.full_like(LABELS, LABELS.shape[1]), r"count_sequences.*from 0, below (\d), got \1 to \1"),
+        (torch.full_like(LABELS, LABELS.shape[1]), r"count_sequences.*must be in \[0, (\d)\), got \1 to \1"),
         (torch.full_like(LABELS, -1), "got -1 to -1"),
         (LABELS[:, 0], "of the labels' shape"),
         (torch.zeros(LABELS.shape), "must hold integers of the labels' shape"),

@@ -130,7 +130,7 @@ def test_distances_of_near_embeddings_are_exact():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: clip_loss({"logits": SIMILARITIES}), r"logits_per_text, got \['logits'\].*select="),
+        (lambda: clip_loss({"logits": SIMILARITIES}), r"logits_per_text' among .*, got \['logits'\].*select="),
         (lambda: clip_of(SIMILARITIES[:4]), r"\(batch, batch\), got \(4, 6\)"),
         (lambda: clip_of(SIMILARITIES, IDS[:4]), r"one id per sample, of shape \(6,\), got \(4,\)"),
         (lambda: info_nce_loss((normal(6, 4), normal(5, 4)), select=tuple), r"got \(6, 4\) and \(5, 4\)"),

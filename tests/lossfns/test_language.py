@@ -520,7 +520,7 @@ IDS = torch.zeros(B, S, dtype=torch.long)
         (
             {"labels": LABELS.flatten()},
             ValueError,
-            r"\(batch, sequence\), got \(10,\).*pass the labels as the collator",
+            r"\(batch, sequence\), got \(10,\).*a shift after flattening",
         ),
         ({"labels": LABELS[:1]}, ValueError, r"logits \(2, 5, 11\) and labels \(1, 5\) do not fit"),
         ({"labels": LABELS[..., None]}, ValueError, r"and labels \(2, 5, 1\) do not fit"),
@@ -531,7 +531,7 @@ IDS = torch.zeros(B, S, dtype=torch.long)
         ({"outputs": (IDS,)}, ValueError, r"found no logits among the outputs \[\(2, 5\)\].*return a dict"),
         ({"outputs": {"loss": torch.zeros(())}}, ValueError, r"returned no logits.*use_liger_kernel.*Keys.*\['loss'\]"),
         ({"outputs": CausalLMOutput(loss=torch.zeros(()))}, ValueError, "returned no logits"),
-        ({"outputs": "logits"}, TypeError, "ModelOutput, a dict, a tuple or a tensor, got str"),
+        ({"outputs": "logits"}, TypeError, "ModelOutput, dict, tuple or tensor, got str"),
         ({"term": lambda logprob: logprob}, TypeError, "asks for 'logprob'"),
         ({"shift": -1}, ValueError, "shift must be an int >= 0"),
         ({"shift": 1.0}, ValueError, "shift must be an int >= 0"),

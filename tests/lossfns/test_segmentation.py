@@ -97,7 +97,7 @@ def test_interpolated_logits_are_never_in_memory_together(monkeypatch):
 @pytest.mark.parametrize(
     ("x", "labels", "options", "message"),
     [
-        (torch.zeros(2, 3, 4, 4), torch.zeros(2, 4, 4).long(), {"term": None}, "nothing to minimise"),
+        (torch.zeros(2, 3, 4, 4), torch.zeros(2, 4, 4).long(), {"term": None}, "nothing to minimize"),
         (torch.zeros(2, 3, 4, 4), torch.zeros(2, 3, 8).long(), {}, "must not have a higher resolution than labels"),
         (torch.zeros(2, 3, 4, 4), torch.full((2, 4, 4), 255), {}, r"label 255 is out of range.*replace_labels"),
     ],

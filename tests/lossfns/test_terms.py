@@ -350,7 +350,7 @@ def test_negative_labels_are_marked_in_any_dtype(dtype):
             lambda logprob: -logprob,
             r"asks for 'logprob'; known( names)? are entropy, labels, log_normalizer, log_prob, mean_logit",
         ),
-        (partial(cross_entropy, log_prob=torch.zeros(1)), "binds 'log_prob', which is measured"),
+        (partial(cross_entropy, log_prob=torch.zeros(1)), "binds 'log_prob', which the loss measures"),
         (lambda log_prob, labels=None: -log_prob, "binds 'labels'"),
         (lambda labels: labels.float(), "at least one .*log_prob"),
         (token_weighted(cross_entropy), "asks for 'token_weights'"),

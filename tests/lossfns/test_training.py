@@ -414,7 +414,7 @@ def test_parts_of_yes_or_no_labels():
 def test_parts_that_a_loss_cannot_tell_apart():
     loss = partial(segmentation_loss, term=weighted_sum((1.0, cross_entropy), (0.5, focal)))
     pixels = torch.zeros(1, 2, 1, 1, requires_grad=True), torch.tensor([[[0]]])
-    with pytest.raises(ValueError, match="does not tell the parts of its term apart"):
+    with pytest.raises(ValueError, match="does not measure the parts of its term separately"):
         watch(loss, TrainingMetrics())(*pixels)
     metrics = TrainingMetrics()
     terms = {term.__name__: (1.0, partial(segmentation_loss, term=term)) for term in (cross_entropy, focal)}

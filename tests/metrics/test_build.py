@@ -113,7 +113,7 @@ def test_with_labels_from_uses_a_column_as_labels():
     found = {"ids": np.array([0, 1, 1]), "answers": np.array([0, 0, -100])}
     metric = with_labels_from(classification(2), "answers")
     assert metric(evaluation(found, np.zeros((3, 7))))["accuracy"] == 0.5
-    with pytest.raises(ValueError, match="'other', which is to be used as labels; predictions hold ids"):
+    with pytest.raises(ValueError, match="'other', which is to be used as labels; got predictions ids"):
         with_labels_from(classification(2), "other")(evaluation(found, np.zeros((3, 7))))
 
 

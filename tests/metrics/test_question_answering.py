@@ -136,7 +136,7 @@ def test_labels_must_be_a_pair_of_positions():
 
 
 def test_invalid_examples_features_and_predictions_are_refused():
-    with pytest.raises(ValueError, match="unknown: \\['z'\\]"):
+    with pytest.raises(ValueError, match="unknown ids \\['z'\\]"):
         extractive_qa(EXAMPLES, [window("z", 0, 3)])
     with pytest.raises(ValueError, match="got 4 examples with 3 ids"):
         extractive_qa([*EXAMPLES[:3], EXAMPLES[0]], FEATURES[:3])

@@ -59,7 +59,7 @@ def test_groups_of_metrics_that_need_all_rows():
 def test_another_order_or_number_of_rows_raises():
     grouped = by_group(classification(3), LABELS % 2, labels=LABELS)
     order = np.argsort(IDS, kind="stable")
-    with pytest.raises(ValueError, match="sampler reorders the evaluation"):
+    with pytest.raises(ValueError, match="a sampler reorders them"):
         grouped(evaluation(IDS[order], LABELS[order]))
     with pytest.raises(ValueError, match="num_samples=300 rows, got 299"):
         grouped(evaluation(IDS[1:], LABELS[1:]))

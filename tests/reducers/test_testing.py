@@ -250,7 +250,7 @@ def test_right_reducers_of_other_shapes_keep_every_rule(reducer, batches):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"task": lambda generator, classes: (torch.zeros(3, classes), None)}, r"samples >= 4 first, got \[3\] rows"),
+        ({"task": lambda generator, classes: (torch.zeros(3, classes), None)}, r"samples >= 4, got \[3\] rows"),
         ({"task": lambda generator, classes: (torch.zeros(6, classes), torch.zeros(4))}, r"got \[4, 6\] rows"),
         ({"task": lambda generator, classes: None}, r"must return \(logits, labels\), got a NoneType"),
         ({"task": lambda generator, classes: (torch.zeros(()), None)}, r"got \[\] rows"),
