@@ -139,7 +139,7 @@ def test_after_an_interruption_the_next_evaluation_is_right_or_raises(truth):
     trainer.preprocess_logits_for_metrics = interrupted
     with pytest.raises(KeyboardInterrupt):
         trainer.evaluate()
-    with pytest.raises(ValueError, match="rows came, and an evaluation has num_samples=11"):
+    with pytest.raises(ValueError, match="expected num_samples=11 rows"):
         trainer.evaluate()
     check(scores_of(trainer), truth[torch.float64])
 

@@ -11,7 +11,8 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 from setuptools import find_packages
 
-from tests.metrics.test_imports import imported
+import lossfns
+from tests.metrics.test_package import imported
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("lossfns", "reducers", "metrics")
@@ -81,7 +82,7 @@ def test_types_are_shipped(package):
 
 def test_the_installed_distribution_is_this_one():
     installed = metadata.metadata("lossfns")
-    assert installed["Version"] == PYPROJECT["project"]["version"]
+    assert installed["Version"] == lossfns.__version__
     assert installed["License-Expression"] == "Apache-2.0"
     assert installed["Requires-Python"] == ">=3.11"
     assert set(installed.get_all("Provides-Extra")) == {"text", "plots", "dev"}

@@ -1,7 +1,8 @@
-"""Two and three processes, and two replicas: training and evaluation are those of one process that sees every row.
+"""Two and three processes, and two replicas, train and evaluate as one process does that sees every row.
 
-Minutes of work, so `make test` leaves them out and `make test-distributed` runs them; one run of `facts` under torchrun
-feeds the tests of a number of processes. What a test records stands in the report.
+They take minutes, so `make test` leaves them out and `make test-distributed` runs them. One run of `facts` under
+torchrun provides the numbers for the tests of two or three processes. What a test records is shown in
+`benchmarks/RESULTS.md`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 
 from lossfns import causal_lm_loss, hidden_states
 from tests import oracle, tiny
-from tests.hidden.trained import lora
+from tests.lossfns.core.trained import lora
 from tests.test_end_to_end import EVAL, MODES, by_loop, check, evaluator, scores_of
 
 pytestmark = [pytest.mark.distributed, pytest.mark.heavy, pytest.mark.timeout(1800)]
@@ -28,7 +29,7 @@ BROKEN = "broken: "
 
 
 def rows_for(world: int, *, ignored: bool = False) -> list[tiny.Row]:
-    """Three steps of two rows a process, but one row less; those of one rank without labels, if `ignored`."""
+    """Return rows for three steps of two rows per process, minus one row; one rank has no labels if `ignored`."""
     rows = tiny.lm_rows(6 * world - 1)
     silent = [ignored and place // 2 % world == IGNORING_RANK for place in range(len(rows))]
     return [without_labels(row) if mute else row for row, mute in zip(rows, silent, strict=True)]
@@ -39,7 +40,7 @@ def without_labels(row: tiny.Row) -> tiny.Row:
 
 
 def by_hand(model: torch.nn.Module, rows: list[tiny.Row], window: int) -> dict[str, torch.Tensor]:
-    """The parameters after one plain step over each `window` rows, in order, by torch alone."""
+    """Return the parameters after one plain step per `window` rows, in order, computed by torch alone."""
     model.train()
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=oracle.LEARNING_RATE)
     for first in range(0, len(rows), window):
@@ -67,7 +68,7 @@ def count_of_a_replica(outputs, labels, num_items_in_batch=None):
     return causal_lm_loss(outputs, labels, num_items_in_batch[0])
 
 
-# It computes in its own dtype throughout; the norms of Llama are float32, and their rounding would hide 1e-8.
+# GPT-2 computes in its own dtype throughout. The norms of Llama are float32, and their rounding would hide 1e-8.
 gpt2 = partial(tiny.model, "gpt2", tie_word_embeddings=False)
 TWO_ROWS = {"per_device_train_batch_size": 2, "accelerator_config": {"even_batches": False}}
 ACCUMULATED = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2}
@@ -96,7 +97,7 @@ TRAINING: dict[str, tuple[Callable[[], torch.nn.Module], Any, dict[str, Any], bo
 
 
 def facts() -> dict[str, Any]:
-    """Everything that the tests below look at, as JSON."""
+    """Return all numbers that the tests below check, as JSON."""
     world = tiny.arguments().world_size  # the first arguments start the processes' group
     return {
         "training": {name: distance(world, *case) for name, case in TRAINING.items()},
@@ -110,7 +111,7 @@ def facts() -> dict[str, Any]:
 
 
 def distance(world, make, loss, settings, ignored) -> float:
-    """The largest difference between the parameters after three steps and those of one process."""
+    """Return the largest difference between the parameters after three steps and those of one process."""
     rows = rows_for(world, ignored=ignored)
     seen = rows if "accelerator_config" in settings else [*rows, rows[0]]  # accelerate fills up with the first rows
     expected = by_hand(make(), seen, 2 * world)
@@ -126,15 +127,15 @@ def distance(world, make, loss, settings, ignored) -> float:
 
 
 def ignored_in_evaluation(world):
-    """`EVAL`, where one process gets no label in any batch of two rows."""
+    """Return `EVAL`, where one process gets no label in any batch of two rows."""
     return [without_labels(row) if place // 2 % world == IGNORING_RANK else row for place, row in enumerate(EVAL)]
 
 
 def fsdp(loss, *, accumulation: int = 1, checkpointed: bool = False, factor: int | None = None) -> float:
-    """The largest difference from one process, after three steps of a model that FSDP2 cuts up.
+    """Return the largest difference from one process after three steps of a model that FSDP2 shards.
 
-    The Trainer itself starts FSDP where there is an accelerator only, so this does what it does: the count of all
-    processes, and the loss times their number (`factor`), because the gradients are averaged.
+    The Trainer starts FSDP only on an accelerator, so this repeats what it does: it passes the count of all processes
+    and multiplies the loss by their number (`factor`), because the gradients are averaged.
     """
     from torch.distributed.fsdp import fully_shard
 
@@ -189,7 +190,7 @@ def truth():
 
 
 @pytest.mark.parametrize("name", TRAINING)
-def test_they_train_as_one(processes, name, record_property):
+def test_processes_train_as_one(processes, name, record_property):
     differences = [process["training"][name] for process in processes]
     record(record_property, f"training: {name}", len(processes), f"parameters off by {max(differences):.1e}")
     if name.startswith(BROKEN):
@@ -199,14 +200,14 @@ def test_they_train_as_one(processes, name, record_property):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_they_score_as_one(processes, mode, record_property, truth):
+def test_processes_score_as_one(processes, mode, record_property, truth):
     found = [process["scores"][mode] for process in processes]
     record(record_property, f"evaluation of 11 rows, {mode}", len(processes), how_far(found, truth))
     for scores in found:
         check(scores, truth)
 
 
-def test_a_process_without_labels_changes_no_score(processes, record_property):
+def test_process_without_labels_changes_no_score(processes, record_property):
     expected = by_loop(gpt2(), ignored_in_evaluation(len(processes)))
     found = [process["without labels"] for process in processes]
     record(record_property, "evaluation, one process without labels", len(processes), how_far(found, expected))
@@ -216,7 +217,7 @@ def test_a_process_without_labels_changes_no_score(processes, record_property):
 
 @pytest.mark.parametrize("name", FSDP)
 def test_sharded_models_train_as_one(processes, name, record_property):
-    """For hidden states the head stays whole after forward; tests/hidden/test_ranks.py sees others refused."""
+    """For hidden states the head is not resharded after forward; tests/lossfns/core/test_hidden_ranks.py checks that others fail."""
     differences = [process["fsdp"][name] for process in processes]
     record(record_property, f"FSDP2 on the CPU: {name}", len(processes), f"parameters off by {max(differences):.1e}")
     if name.startswith(BROKEN):
@@ -236,7 +237,7 @@ def test_sharded_models_train_as_one(processes, name, record_property):
 )
 @pytest.mark.parametrize("ignored", [False, True], ids=["", "one replica without labels"])
 def test_two_replicas_train_as_one(loss, right, ignored, record_property, request):
-    """DataParallel hands over all outputs, and the count once for each replica."""
+    """DataParallel passes all outputs, and the count once per replica."""
     rows = rows_for(2, ignored=ignored)
     trainer = tiny.trainer(
         gpt2(), rows, loss, replicas=2, per_device_train_batch_size=2, learning_rate=oracle.LEARNING_RATE
@@ -256,7 +257,7 @@ def test_two_replicas_score_as_one(truth, record_property):
 
 
 def how_far(found: Sequence[Mapping[str, float]], truth: Mapping[str, float]) -> str:
-    """What the report says of scores: the largest relative difference of one."""
+    """Return the largest relative difference of a score, as text for the report."""
     off = (abs(scores[name] - value) / abs(value or 1) for scores in found for name, value in truth.items())
     return f"scores off by {max(off):.1e}"
 

@@ -25,7 +25,7 @@ import metrics
 import reducers
 from lossfns import collators
 from metrics import plots, testing
-from metrics._evaluation import leaves, mapped
+from metrics._core.evaluation import leaves, mapped
 
 PROMISED = (ValueError, TypeError, RuntimeError)
 NAN, INF = float("nan"), float("inf")
@@ -465,7 +465,6 @@ TERMS = [
         {"log_ratio": LOG_PROBS, "desirable": LOG_PROBS > -0.7, "reference_point": 0.0},
         {"beta": NOT_POSITIVE, "reference_point": ["text", None]},
     ),
-    Entry(lossfns.paired_kto, PAIR | REFERENCE, {"beta": NOT_POSITIVE}),
     Entry(lossfns.bradley_terry, PAIR, {"margin": ["text", None], "centering": ["text", None]}),
     Entry(lossfns.jensen_shannon, ROW_PAIR, {"beta": [0.0, 1.0, NAN, "text", None]}),
     Entry(
@@ -663,7 +662,7 @@ REDUCERS = [
         },
     ),
     Entry(
-        reducers.generated,
+        reducers.generated_ids,
         {"logits": LABELS, "labels": None},
         {"logits": [*NO_TENSOR, None, (), {}, LOGITS, CLASSES, LABELS > 0]},
     ),
@@ -681,8 +680,6 @@ REDUCERS = [
         {"logits": ROWS, "labels": None, "select": lambda outputs: outputs},
         {
             "select": [
-                *NO_FUNCTION,
-                None,
                 lambda outputs: (ROWS,),
                 lambda outputs: LABELS,
                 lambda outputs: LOGITS,
@@ -761,7 +758,7 @@ REDUCERS = [
     Entry(
         reducers.token_bytes,
         {"tokenizer": SimpleNamespace(get_vocab=lambda: {"\u0120a": 0}, all_special_ids=[])},
-        {"tokenizer": [SimpleNamespace(get_vocab=lambda: {"##a": 0}, all_special_ids=[]), None, "text", LOGITS]},
+        {"tokenizer": [SimpleNamespace(get_vocab=lambda: {"##a": 0}, all_special_ids=[])]},
     ),
 ]
 
@@ -786,13 +783,12 @@ FEATURES = [{"example_id": 7, "offset_mapping": [None, (0, 2), (3, 8), (8, 9)]}]
 SPAN = {"starts": np.array([[2]]), "ends": np.array([[2]]), "scores": np.array([[1.0]]), "null_scores": np.zeros(1)}
 REWARDS = {"reward_chosen": np.ones(3), "reward_rejected": np.zeros(3), "pairs": np.ones(3)}
 TAGS = {0: "O", 1: "B-PER", 2: "I-PER"}
-NO_KS = [3, None, (0,), (-1,), (1.5,), ("1",)]
+NO_KS = [(0,), (-1,), (1.5,), ("1",)]
 NO_METRIC = [None, "text", 3, lambda evaluated: {}]
 NO_DRAWS = [1, *NO_COUNT, NAN, True, [2]]
 NO_SEED = [-1, 1.5, NAN, "abc", None, True, [1]]
 NO_UNIT = ["ab", 3, {"a": 1}, {"a"}, [1, "1", 2], np.array(1), np.zeros((3, 2))]
 NO_TOKENIZER = [None, "text", 3, SimpleNamespace(batch_decode=3), SimpleNamespace(decode=print), type(LETTERS)]
-NO_NAME = [None, 3, ["a"]]
 NO_DIRECTION = ["yes", 1, NAN]
 
 # A metric, an evaluation, and what cannot stand for its predictions and for its labels.
@@ -824,7 +820,7 @@ EVALUATIONS: dict[str, tuple[Callable[..., Any], Any, Any, list[Any], list[Any]]
         [np.full((3, 2), 2), np.full((3, 2), 0.5), np.full((3, 2), NAN), np.ones((3, 3)), np.ones(3)],
     ),
     "regression": (
-        metrics.regression(ranking=True),
+        metrics.regression(rank_correlation=True),
         np.arange(3.0),
         np.arange(3.0),
         [np.arange(3), {}, np.zeros((3, 3)), np.array(["a"] * 3)],
@@ -852,8 +848,8 @@ EVALUATIONS: dict[str, tuple[Callable[..., Any], Any, Any, list[Any], list[Any]]
         [{}, CHANCES > 0, CHANCES[:, :1], CHANCES * NAN, CHANCES[:, 0]],
         [np.full((3, 2), -1), np.full((3, 2), NAN), np.full((3, 2), INF), np.ones(3)],
     ),
-    "partner_retrieval": (
-        metrics.partner_retrieval(),
+    "paired_retrieval": (
+        metrics.paired_retrieval(),
         VECTORS,
         np.zeros(3),
         [{}, {"queries": np.eye(3)}, VECTORS | {"queries": np.eye(3)[:, :2]}],
@@ -906,15 +902,15 @@ EVALUATIONS: dict[str, tuple[Callable[..., Any], Any, Any, list[Any], list[Any]]
     "by_group": (metrics.by_group(metrics.classification(2), "aab"), IDS, TRUE, [IDS + 1], [TRUE + 1]),
     "bootstrap": (metrics.bootstrap(metrics.classification(2), n=5), IDS, TRUE, [IDS + 1], [TRUE + 1]),
     "build": (metrics.build(metrics.classification(2), num_samples=3), IDS, TRUE, [IDS + 1], [TRUE + 1]),
-    "labels_from": (
-        metrics.labels_from(metrics.classification(2), "answers"),
+    "with_labels_from": (
+        metrics.with_labels_from(metrics.classification(2), "answers"),
         {"ids": IDS, "answers": TRUE},
         TRUE,
         [{"ids": IDS}, IDS],
         [],
     ),
-    "dispatch": (
-        metrics.dispatch(metrics.build(metrics.classification(2), num_samples=3)),
+    "by_dataset": (
+        metrics.by_dataset(metrics.build(metrics.classification(2), num_samples=3)),
         IDS,
         TRUE,
         [IDS + 1],
@@ -950,7 +946,7 @@ BUILDERS = [
     ),
     Entry(metrics.label_ranking, {}, {"hits": NO_KS}),
     Entry(metrics.retrieval, {}, {"ks": NO_KS}),
-    Entry(metrics.partner_retrieval, {}, {"ks": NO_KS, "queries": NO_NAME, "documents": NO_NAME}),
+    Entry(metrics.paired_retrieval, {}, {"ks": NO_KS}),
     Entry(
         metrics.entity_f1,
         {"id2label": TAGS, "scheme": "IOB2"},
@@ -961,22 +957,20 @@ BUILDERS = [
         {"examples": EXAMPLES, "features": FEATURES},
         {
             "examples": [
-                *([], 3, [3], "text"),
+                *([], [3], "text"),
                 *([{**EXAMPLES[0], "answers": answers}] for answers in (["a"], None, {"texts": ["a"]})),
                 *([{**EXAMPLES[0], "answers": {"text": answers}}] for answers in ("rains", None, 3, [3])),
-                *([{**EXAMPLES[0], name: None}] for name in ("id", "context")),
-                [{**EXAMPLES[0], "id": [7]}],
+                [{**EXAMPLES[0], "context": None}],
                 *([{key: EXAMPLES[0][key] for key in EXAMPLES[0] if key != name}] for name in EXAMPLES[0]),
             ],
             "features": [
-                *([], 3, [3], "text"),
-                *([{**FEATURES[0], "offset_mapping": offsets}] for offsets in (3, [3], [(1, 2, 3)], None, ["ab"])),
+                *([], [3], "text"),
+                *([{**FEATURES[0], "offset_mapping": offsets}] for offsets in ([3], [(1, 2, 3)], ["ab"])),
                 *([{key: FEATURES[0][key] for key in FEATURES[0] if key != name}] for name in FEATURES[0]),
                 *([{**FEATURES[0], "start_positions": end, "end_positions": end}] for end in ("a", None, [1, 2])),
                 [{**FEATURES[0], "start_positions": 1, "end_positions": [1, 2]}],
-                [{**FEATURES[0], "example_id": [7]}],
             ],
-            "null_threshold": ["a", None, NAN, [0.0], {}],
+            "null_threshold": [NAN],
         },
     ),
     Entry(metrics.glue, {"task": "rte"}, {"task": ["other", None, 3]}),
@@ -1008,25 +1002,21 @@ BUILDERS = [
         },
     ),
     Entry(
-        lambda *, metric: metrics.dispatch(metric),
+        lambda *, metric: metrics.by_dataset(metric),
         {"metric": metrics.build(metrics.classification(2), num_samples=3)},
         {"metric": [*NO_METRIC, metrics.classification(2)]},
-        name="dispatch",
+        name="by_dataset",
     ),
     Entry(
-        metrics.labels_from,
+        metrics.with_labels_from,
         {"metric": metrics.classification(2), "column": "answers"},
-        {"metric": NO_METRIC, "column": NO_NAME},
+        {"metric": NO_METRIC},
     ),
     Entry(
         metrics.Metric,
-        {"statistics": dict, "score": dict, "directions": {"error": False}},
+        {"statistics": dict, "score": dict, "higher_is_better": {"error": False}},
         {
-            "statistics": [*NO_FUNCTION, None],
-            "score": [*NO_FUNCTION, None],
-            "summands": NO_FUNCTION,
-            "directions": [None, ["error"], "error", {"error": "yes"}, {"error": 1}, {3: True}, {"loss": False}],
-            "whole": [3, True],
+            "higher_is_better": [{"error": "yes"}, {"error": 1}, {"loss": False}],
             "num_samples": [0, -1, 2.5, "3", True],
         },
     ),
@@ -1039,7 +1029,7 @@ BUILDERS = [
     Entry(
         metrics.best_model_kwargs,
         {"key": "perplexity"},
-        {"key": ["other", "entropy", None, 3], "metric": NO_METRIC[1:]},
+        {"key": ["other", "entropy"], "metric": NO_METRIC[1:]},
     ),
     *(
         Entry(function, {"tokenizer": LETTERS}, {"tokenizer": NO_TOKENIZER, **options})
@@ -1070,7 +1060,6 @@ BUILDERS = [
             "function": [lambda x, y: 1.0, None, 3, torchmetrics.MeanAbsoluteError],
             "kind": ["other", None],
             "greater_is_better": NO_DIRECTION,
-            "name": NO_NAME[1:],
         },
     ),
     Entry(
@@ -1078,13 +1067,12 @@ BUILDERS = [
         {
             "module": SimpleNamespace(features={}, add_batch=print, compute=print),
             "kind": "ids",
-            "directions": {"a": True},
+            "higher_is_better": {"a": True},
         },
         {
             "module": ["nowhere.py", 3, None, SimpleNamespace(compute=print)],
             "kind": ["other", None],
-            "directions": [None, 3, ["a"], *({"a": direction} for direction in NO_DIRECTION)],
-            "options": [3, "macro", ["average"]],
+            "higher_is_better": [{"a": direction} for direction in NO_DIRECTION],
         },
     ),
     Entry(
@@ -1094,7 +1082,6 @@ BUILDERS = [
             "module": [3, None, torchmetrics.MeanAbsoluteError, torchmetrics.MetricCollection([])],
             "kind": ["other", None],
             "greater_is_better": NO_DIRECTION,
-            "name": NO_NAME[1:],
         },
     ),
     Entry(
@@ -1105,12 +1092,7 @@ BUILDERS = [
     Entry(
         testing.metric_rules,
         {"predictions": np.arange(4), "labels": np.arange(4)},
-        {"predictions": [3, "text", np.arange(3)], "labels": [3, None], "directions": [3, ["a"]]},
-    ),
-    Entry(
-        plots.confusion_matrix,
-        {"matrix": [[3, 1], [0, 4]], "names": ["a", "b"]},
-        {"matrix": ["text", None, [[1], [1, 2]], [1, 2], np.ones((3, 3))], "names": [None, 3, [], {"a", "b"}]},
+        {"predictions": [3, "text", np.arange(3)], "labels": [3, None]},
     ),
     Entry(
         plots.reliability_diagram,
@@ -1128,18 +1110,9 @@ BUILDERS = [
         },
     ),
     Entry(
-        plots.precision_recall,
-        {"probabilities": [0.2, 0.7], "labels": [0, 1], "threshold": 0.5},
-        {
-            "probabilities": ["text", None, [0.2], [[0.2, 0.7]], [NAN, 0.7], [INF, 0.7], []],
-            "labels": ["text", None, [1], [[0, 1]], [0, 2], [NAN, 1], [-100, -100]],
-            "threshold": ["text", NAN, [0.5]],
-        },
-    ),
-    Entry(
         plots.group_bars,
         {"scores": {"accuracy/de": 0.5}, "key": "accuracy"},
-        {"scores": [None, 3, [0.5], {}, {"accuracy/de": "text"}], "key": ["other", None, 3]},
+        {"scores": [{}, {"accuracy/de": "text"}], "key": ["other"]},
     ),
 ]
 

@@ -622,7 +622,7 @@ def test_scores_of_groups_are_those_of_their_rows():
 def test_vectors_that_are_not_numbers_find_nothing(side):
     vectors = {"queries": np.eye(12), "documents": np.eye(12)}
     vectors[side] = np.full((12, 12), np.nan)
-    assert metrics.partner_retrieval((1, 10))(evaluation(vectors, np.zeros(12))) == {
+    assert metrics.paired_retrieval((1, 10))(evaluation(vectors, np.zeros(12))) == {
         "mrr": 1 / 12,
         "recall_at_1": 0.0,
         "recall_at_10": 0.0,

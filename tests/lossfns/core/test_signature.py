@@ -11,7 +11,6 @@ from lossfns import (
     causal_lm_loss,
     class_weighted,
     classification_loss,
-    collators,
     corn_levels,
     cross_entropy,
     distillation_loss,
@@ -29,10 +28,8 @@ from lossfns import (
 )
 from lossfns._core.combined import sequence_averaged
 from lossfns._core.signature import check_options
-from lossfns.collators import stack_pairs, with_extras
 from lossfns.training import TrainingMetrics, watch
 from reducers import combine, sample_sums
-from tests import tiny
 
 LOGITS, IDS = torch.zeros(2, 3), torch.tensor([0, 1])
 TEACHER = {"labels": torch.tensor([[0, 1]]), "teacher_logits": torch.zeros(1, 2, 3)}
@@ -82,49 +79,3 @@ def test_messages_and_reprs_have_no_private_name():
     assert repr(sequence_averaged(cross_entropy)) == "sequence_weights * (1 * cross_entropy)"
     with pytest.raises(ValueError, match=r"the term class_weights \* \(.* holds weights for 2 classes"):
         classification_loss(LOGITS, {"labels": IDS, "token_weights": torch.ones(2)}, term=weighted)
-
-
-# --- collators --------------------------------------------------------------------------------------------------------
-
-OPTIONS = {
-    "count_pairs": {"shift": 1},
-    "count_sequences": {"shift": 1},
-    "replace_labels": {"replacements": {255: -100}},
-    "teacher_inputs": {"shift": 1},
-    "with_decoder_inputs": {"model": tiny.model("t5")},
-    "with_extras": {"names": ["weight"], "shift": 1},
-}
-
-
-@pytest.mark.parametrize("given", [None, [{"labels": [1, 2]}]], ids=["nothing", "rows"])
-@pytest.mark.parametrize("name", collators.__all__)
-def test_a_wrapper_around_no_collator_is_refused_at_once(name, given):
-    """Rows come where the Trainer was given the wrapper itself."""
-    with pytest.raises(TypeError, match=rf"takes a data collator, not a {type(given).__name__}"):
-        getattr(collators, name)(given, **OPTIONS.get(name, {}))
-
-
-ROWS = [{"input_ids": torch.tensor([4, 5]), "labels": torch.tensor([4, 5]), "weight": [0.0, 1.0], "kind": "news"}] * 2
-
-
-def padded(rows):
-    return tiny.pad([{name: row[name] for name in ("input_ids", "labels")} for row in rows])
-
-
-@pytest.mark.parametrize(
-    ("name", "error", "message"),
-    [
-        ("wieght", ValueError, r"no \['wieght'\] among .*: did you mean 'weight'\? Extras are columns"),
-        ("score", ValueError, r"no \['score'\] among .*'weight'\]: extras are columns"),
-        ("kind", TypeError, "the extra 'kind' must be numbers, got a str, 'news'"),
-    ],
-)
-def test_an_extra_that_is_none(name, error, message):
-    with pytest.raises(error, match=message):
-        with_extras(padded, [name], shift=1)(ROWS)
-
-
-def test_what_stands_beside_a_pair_is_a_number():
-    row = {name: ROWS[0][name] for name in ("input_ids", "labels")}
-    with pytest.raises(TypeError, match="the extra 'kind' must be numbers, got a str"):
-        stack_pairs(tiny.pad, shift=1)([{"chosen": row, "rejected": row, "kind": "news"}])

@@ -17,7 +17,7 @@ from lossfns import (
 )
 from tests import tiny
 from tests.contract.probes import COMPILES, LossSpy, summed
-from tests.hidden.trained import ROWS, compare, gradients, lora
+from tests.lossfns.core.trained import ROWS, compare, gradients, lora
 
 FAMILIES = ["llama", "qwen2", "gemma2", "cohere", "granite", "gpt2"]
 EXACT = 1e-12

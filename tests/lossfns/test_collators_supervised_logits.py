@@ -11,7 +11,7 @@ from lossfns.collators.labels import keep_supervised_logits
 from reducers import sample_sums
 from tests import tiny
 from tests.contract.probes import LossSpy, summed
-from tests.hidden.test_training import Stream, unsupervised
+from tests.lossfns.core.test_hidden_training import Stream, unsupervised
 
 EXACT = 1e-12
 

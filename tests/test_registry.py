@@ -10,9 +10,8 @@ import reducers
 from lossfns.testing import check_loss, check_term, loss_rules, term_rules
 from metrics.testing import check_metric, metric_rules
 from reducers.testing import check_reducer, reducer_rules
-
-from . import registry
-from .verdicts import broken_rules
+from tests import registry
+from tests.kit.verdicts import broken_rules
 
 TERMS = [*registry.TERMS, *registry.OUTCOME_TERMS, *registry.REAL_TERMS]
 ALL = [*registry.LOSSES, *TERMS, *registry.REDUCERS, *registry.METRICS]

@@ -18,10 +18,9 @@ import lossfns
 import metrics
 import reducers
 from lossfns.testing.tasks import Task
-from tests.metrics.test_tasks import EXAMPLES, FEATURES, spans_of
+from tests.kit import tasks
+from tests.metrics.test_question_answering import EXAMPLES, FEATURES, spans_of
 from tests.metrics.test_text import TOKENIZER
-
-from . import tasks
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ TAUGHT_IDS = {"task": "causal_lm", "extras": tasks.TEACHER_IDS}
 TAUGHT_HERE = {"task": "causal_lm", "extras": tasks.TEACHER_INPUTS}
 
 DIVERGENCES = [lossfns.forward_kl, lossfns.reverse_kl, lossfns.jensen_shannon, lossfns.total_variation]
-OBJECTIVES = [lossfns.dpo, lossfns.ipo, lossfns.simpo, lossfns.orpo, lossfns.cpo, lossfns.paired_kto]
+OBJECTIVES = [lossfns.dpo, lossfns.ipo, lossfns.simpo, lossfns.orpo, lossfns.cpo]
 BOTH = lossfns.weighted_sum((0.5, lossfns.cross_entropy), (0.5, lossfns.teacher_divergence))
 info_nce = partial(lossfns.info_nce_loss, select=tasks.QUERIES_AND_KEYS)
 
@@ -318,7 +317,7 @@ REDUCERS = [
         partial(reducers.embeddings, select=lambda found: {"first": found[0], "second": found[1]}),
         {"task": two_vectors},
     ),
-    Entry("generated", reducers.generated, {"task": generated_ids, "lengths": {5}}),
+    Entry("generated_ids", reducers.generated_ids, {"task": generated_ids, "lengths": {5}}),
 ]
 
 # --- metrics ---------------------------------------------------------------------------------------------------------
@@ -356,7 +355,7 @@ REWARDS = {name: RANDOM.normal(size=8).round() for name in ("reward_chosen", "re
 PLACED = [window | {"start_positions": place, "end_positions": place + 1} for place, window in enumerate(FEATURES)]
 ANSWERED = {"predictions": spans_of(), "labels": np.array([[0, 1], [1, 2], [2, 3], [3, 4]])}
 MODULE = metrics.to_evaluate(metrics.classification(5), kind="ids")
-UPWARDS = {key: True for key, better in metrics.classification(5).directions.items() if better}  # those of ids
+UPWARDS = {key: True for key, better in metrics.classification(5).higher_is_better.items() if better}  # those of ids
 
 
 def on_ids(name, metric, predictions=FIVE_IDS, labels=FIVE_LABELS, note=""):
@@ -373,14 +372,14 @@ METRICS = [
     Entry("regression", metrics.build(metrics.regression(), num_samples=4), REALS),
     Entry("bootstrap", metrics.bootstrap(metrics.classification(3), n=20), IDS),
     Entry("by_group", metrics.by_group(metrics.classification(3), [*"abaabb"]), IDS),
-    Entry("dispatch", metrics.dispatch(metrics.build(metrics.classification(3), num_samples=6)), IDS),
+    Entry("by_dataset", metrics.by_dataset(metrics.build(metrics.classification(3), num_samples=6)), IDS),
     on_ids("entity_f1", metrics.entity_f1(TAGS, scheme="IOB2")),
     on_ids("entity_f1", metrics.entity_f1(TAGS, scheme="IOB2", lenient=True), note="lenient"),
     on_ids("label_ranking", metrics.label_ranking(), {"ranks": np.where(FIVE_LABELS < 0, -100, FIVE_IDS)}),
     on_ids("calibration", metrics.calibration(), BINS),
     on_ids("segmentation", metrics.segmentation(5), {"ids": FIVE_IDS}),
     on_ids("retrieval", metrics.retrieval(), {"scores": RANDOM.random(FIVE_IDS.shape)}),
-    on_ids("partner_retrieval", metrics.partner_retrieval(), VECTORS),
+    on_ids("paired_retrieval", metrics.paired_retrieval(), VECTORS),
     on_ids("text_match", metrics.text_match(TOKENIZER), {"generated": FIVE_IDS}),
     on_ids("translation", metrics.translation(TOKENIZER), {"generated": FIVE_IDS}),
     on_ids("summarization", metrics.summarization(TOKENIZER), {"generated": FIVE_IDS}),
@@ -388,7 +387,7 @@ METRICS = [
     on_ids("transcription", metrics.transcription(TOKENIZER), note="teacher-forced"),
     on_ids("glue", metrics.glue("sst2"), FIVE_IDS[:, 0] % 2, FIVE_IDS[::-1, 0] % 2),
     on_ids("from_sklearn", metrics.from_sklearn(MACRO_F1, kind="ids", greater_is_better=True)),
-    on_ids("from_evaluate", metrics.from_evaluate(MODULE, kind="ids", directions=UPWARDS)),
+    on_ids("from_evaluate", metrics.from_evaluate(MODULE, kind="ids", higher_is_better=UPWARDS)),
     on_ids("from_torchmetrics", metrics.from_torchmetrics(MulticlassAccuracy(5), kind="ids")),
     on_ids("preferences", metrics.preferences(), {**REWARDS, "pairs": np.array([1.0, 0, 1, 1, 1, 1, 0, 1])}),
     Entry("extractive_qa", metrics.extractive_qa(EXAMPLES, PLACED), ANSWERED),
@@ -410,7 +409,6 @@ EXCEPTIONS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
         ("additive", "accumulation"),
         {
             "classification_loss by weights": "a weighted mean of the call: torch's, exact in one micro-batch only",
-            "preference_loss by paired_kto": "a pair is measured from the mean of the call: the paper's estimate",
             **dict.fromkeys(CONTRASTS, "the other samples of a call are what each is told from"),
         },
     ),
@@ -431,7 +429,6 @@ EXCEPTIONS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
         {
             "dft": "the probability that weighs is a constant of the step",
             "eaft": "the entropy that weighs is a constant of the step",
-            "preference_loss by paired_kto": "the point that gains are measured from is a constant of the step",
         },
     ),
     "UNBOUNDED": (
@@ -459,10 +456,8 @@ EXCEPTIONS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
 
 # The host waits for the device once a call, to read the labels; of these entries so often, for a reason.
 WAITS_MORE_OFTEN = {
-    "add_losses of two losses": (
-        2,
-        "each part that can't be computed in one pass with another reads its labels itself",
-    ),
+    "add_losses": (2, "each part reads its labels itself"),
+    "add_losses of two losses": (2, "each part reads its labels itself"),
     "distillation_loss from the best ids": (2, "the teacher's ids and log-probabilities are checked beside the labels"),
 }
 
@@ -492,7 +487,6 @@ NOT_CALLED_BY_THE_TRAINER = {
     "ipo": "an objective over pairs",
     "kto": "an objective over pairs",
     "orpo": "an objective over pairs",
-    "paired_kto": "an objective over pairs",
     "simpo": "an objective over pairs",
     "sequence_log_probs": "sums of the kernel, by row",
     "precompute_reference_log_probs": "prepares a dataset",
@@ -500,7 +494,7 @@ NOT_CALLED_BY_THE_TRAINER = {
     "best_model_kwargs": "looks a direction up",
     "tuned_thresholds": "prepares an option",
     "compare": "takes two evaluations",
-    "labels_from": "takes labels out of the predictions of another metric",
+    "with_labels_from": "takes labels out of the predictions of another metric",
     "decode": "makes texts of ids",
     "to_evaluate": "makes a module of evaluate",
     "TrainingMetrics": "sums of what was trained on",
