@@ -1,23 +1,32 @@
-"""Everything that this project exports, once: how it is called, and which rules it need not keep, with the reason.
+"""Everything that the packages export, once: where docs/ shows it, how it is called, and what it must refuse.
 
-A new function joins by one line here; a test fails until it does. All options of a line are those of the rules, so the
-line of a function is also the shortest way to check it by hand.
+A new function joins with one `Export` here; `tests/test_registry.py` fails until it does. From its entry follow the
+checks of `lossfns.testing` and its siblings for every way to call it, and the bad inputs of `tests/robustness`: those
+of `tests/bad_values.py`, by the names of the arguments, and those of the entry. An exception to a rule has its reason
+in `EXCEPTIONS`.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
+import torchmetrics
 from sklearn.metrics import f1_score
+from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
 import lossfns
 import metrics
 import reducers
+from lossfns import collators
 from lossfns.testing.tasks import Task
+from metrics import plots
+from metrics.testing import metric_rules
+from tests.bad_values import INF, NAN, NOT_TENSORS, UNITS, bad_ids, bad_predictions, refused
 from tests.kit import tasks
 from tests.metrics.test_question_answering import EXAMPLES, FEATURES, spans_of
 from tests.metrics.test_text import TOKENIZER
@@ -25,7 +34,7 @@ from tests.metrics.test_text import TOKENIZER
 
 @dataclass(frozen=True)
 class Entry:
-    """One way to call something exported."""
+    """One way to call something exported, and the options of the rules that it is checked with."""
 
     name: str
     function: Callable[..., Any]
@@ -46,29 +55,130 @@ class Entry:
         }
 
 
+@dataclass(frozen=True)
+class Way:
+    """A call of an exported function for the rules: with options bound to it, or by another function."""
+
+    options: Mapping[str, Any]
+    note: str
+    function: Callable[..., Any] | None
+    bound: Mapping[str, Any]
+
+
+def way(options: Any = None, note: str = "", function: Callable[..., Any] | None = None, **bound: Any) -> Way:
+    return Way(options or {}, note, function, bound)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A metric, an evaluation that it scores, and further values that it must refuse as predictions and labels."""
+
+    metric: Callable[..., Any]
+    predictions: Any
+    labels: Any
+    bad_predictions: list[Any] = field(default_factory=list)
+    bad_labels: list[Any] = field(default_factory=list)
+
+    @property
+    def all_bad_predictions(self) -> list[Any]:
+        return [*bad_predictions(self.predictions), *self.bad_predictions]
+
+
+@dataclass(frozen=True)
+class Export:
+    """An exported function, the page of docs/ that shows it, and what its tests need."""
+
+    function: Any
+    ways: tuple[Way, ...]
+    page: str
+    works: Mapping[str, Any] | None  # the keyword arguments of a call that works, None where no input can be bad
+    evaluation: Evaluation | None
+    why: str  # why the rules for losses, terms, reducers and metrics do not apply
+    accepts: tuple[str, ...]  # arguments that may be what their name would rule out
+    called: Callable[[Any], Any] | None  # what is done with the result, where the error comes no sooner
+    name: str
+    bad: Mapping[str, list[Any]]  # further bad values per argument, beyond those that its name implies
+
+    @property
+    def entries(self) -> list[Entry]:
+        def called_by(way: Way) -> Callable[..., Any]:
+            return way.function or (partial(self.function, **way.bound) if way.bound else self.function)
+
+        return [Entry(self.name, called_by(way), way.options, way.note) for way in self.ways]
+
+    @property
+    def all_bad(self) -> dict[str, list[Any]]:
+        implied = {k: v for k, v in refused(self.function, self.works or {}).items() if k not in self.accepts}
+        return {name: [*implied.get(name, ()), *self.bad.get(name, ())] for name in {**implied, **self.bad}}
+
+    def __call__(self, **changed: Any) -> Any:
+        result = self.function(**{**(self.works or {}), **changed})
+        return self.called(result) if self.called else result
+
+
+def export(
+    function: Any,
+    /,
+    *ways: Way,
+    page: str = "",
+    works: Mapping[str, Any] | None = None,
+    evaluation: Evaluation | None = None,
+    why: str = "",
+    accepts: tuple[str, ...] = (),
+    called: Callable[[Any], Any] | None = None,
+    name: str = "",
+    **bad: list[Any],
+) -> Export:
+    name = name or function.__name__
+    return Export(function, ways, page, works, evaluation, why, accepts, called, name, bad)
+
+
+def on_page(page: str, *exports: Export) -> list[Export]:
+    """Return the exports, of which those that name no page are on `page`."""
+    return [replace(export, page=export.page or page) for export in exports]
+
+
+def entries(exports: list[Export]) -> list[Entry]:
+    return [entry for export in exports for entry in export.entries]
+
+
+# --- inputs ----------------------------------------------------------------------------------------------------------
+
+LOGITS = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0))
+LABELS = torch.tensor([[0, 1, 2], [3, -100, 4]])
+ROWS, IDS = LOGITS[0], torch.tensor([0, -100, 4])
+REALS = LOGITS[..., 0]
+PAIRED = torch.stack([LABELS[:1], LABELS[1:]], -1)
+IMAGE, PIXELS = torch.randn(1, 3, 2, 2), torch.zeros(1, 4, 4, dtype=torch.int64)
+LOG_PROBS = torch.tensor([-0.5, -1.0])
+TOKENS = {"outputs": LOGITS, "labels": LABELS}
+SAMPLES = {"outputs": ROWS, "labels": IDS}
+SOFT = torch.full((3, 5), 0.2)
+
 # --- losses ----------------------------------------------------------------------------------------------------------
 
+CAUSAL = {"task": "causal_lm"}
 CLASSES = {"task": "classification"}
-LABELS = {"task": "multi_label"}
+MULTI_LABEL = {"task": "multi_label"}
 WEIGHTS = torch.linspace(0.5, 2.0, 7)
-
 SEQUENCES = {
     "task": "causal_lm",
     "extras": {"sequence_ids": torch.zeros_like},  # what count_sequences adds: each row is one
     "count": lambda labels: int((labels[:, 1:] != -100).any(1).sum()),
 }
-
 IMAGES = {"task": tasks.IMAGES}
 VIEWS = {"task": tasks.VIEWS}
 COMPLETIONS = {"task": tasks.COMPLETIONS, "extras": tasks.REFERENCE}
 TAUGHT = {"task": "causal_lm", "extras": tasks.TEACHER_LOGITS}
 TAUGHT_IDS = {"task": "causal_lm", "extras": tasks.TEACHER_IDS}
 TAUGHT_HERE = {"task": "causal_lm", "extras": tasks.TEACHER_INPUTS}
+EMBEDDED = {"task": tasks.EMBEDDINGS}
 
-DIVERGENCES = [lossfns.forward_kl, lossfns.reverse_kl, lossfns.jensen_shannon, lossfns.total_variation]
-OBJECTIVES = [lossfns.dpo, lossfns.ipo, lossfns.simpo, lossfns.orpo, lossfns.cpo]
+BY_DIVERGENCE = [lossfns.forward_kl, lossfns.reverse_kl, lossfns.jensen_shannon, lossfns.total_variation]
+BY_OBJECTIVE = [lossfns.dpo, lossfns.ipo, lossfns.simpo, lossfns.orpo, lossfns.cpo]
 BOTH = lossfns.weighted_sum((0.5, lossfns.cross_entropy), (0.5, lossfns.teacher_divergence))
 info_nce = partial(lossfns.info_nce_loss, select=tasks.QUERIES_AND_KEYS)
+smoothed = partial(lossfns.classification_loss, label_smoothing=0.1)
 
 
 def weighted(weights):
@@ -76,117 +186,254 @@ def weighted(weights):
 
 
 def softened(outputs, labels, num_items_in_batch=None):
-    """`classification_loss` of distributions: for each sample, the Trainer counts all classes."""
+    """Compute `classification_loss` of distributions. The Trainer counts all classes of each sample."""
     known = labels != -100
     soft = torch.nn.functional.one_hot(labels.clamp(min=0), 7).double() * 0.9 + 0.1 / 7
     count = None if num_items_in_batch is None else torch.as_tensor(num_items_in_batch).sum() * 7
     return lossfns.classification_loss(outputs, soft.masked_fill(~known[:, None], -100), count)
 
 
-LOSSES = [
-    Entry("causal_lm_loss", lossfns.causal_lm_loss, {"task": "causal_lm"}),
-    Entry(
-        "causal_lm_loss", partial(lossfns.causal_lm_loss, overwrite_logits=True), {"task": "causal_lm"}, "overwriting"
+class Causal(nn.Module):
+    """A minimal language model."""
+
+    def forward(self, input_ids, logits_to_keep=0):
+        return torch.zeros(*input_ids.shape, 5)
+
+    def get_decoder(self):
+        return nn.Identity()
+
+    def get_output_embeddings(self):
+        return nn.Identity()
+
+
+def taught(**columns: Any) -> dict[str, Any]:
+    return {"labels": LABELS, **columns}
+
+
+SOFT_LABELS = [SOFT * 2, SOFT * NAN, SOFT - 0.1, SOFT[..., :4]]
+BEST_IDS = {"teacher_ids": LABELS[..., None] * 0, "teacher_log_probs": LOGITS[..., :1]}
+FRAMES_OF = {"labels": torch.tensor([[1], [2]]), "input_lengths": torch.tensor([3, 3])}
+NOT_LOSSES = {"loss": ["text", None]}
+BAD_OBJECTIVES = ["text", None, lambda chosen: chosen.mean()]
+
+LOSS_EXPORTS = on_page(
+    "losses",
+    export(
+        lossfns.causal_lm_loss,
+        way(CAUSAL),
+        way(CAUSAL, "overwriting", overwrite_logits=True),
+        way(SEQUENCES, "by sequences", normalize="sequences"),
+        works=TOKENS,
     ),
-    Entry("causal_lm_loss", partial(lossfns.causal_lm_loss, normalize="sequences"), SEQUENCES, "by sequences"),
-    Entry("masked_lm_loss", lossfns.masked_lm_loss, {"task": "masked_lm"}),
-    Entry("seq2seq_lm_loss", lossfns.seq2seq_lm_loss, {"task": "seq2seq_lm"}),
-    Entry("token_classification_loss", lossfns.token_classification_loss, {"task": "token_classification"}),
-    Entry("classification_loss", lossfns.classification_loss, CLASSES),
-    Entry("classification_loss", weighted(WEIGHTS), CLASSES | {"reweight": weighted}, "weighted"),
-    Entry("classification_loss", partial(lossfns.classification_loss, label_smoothing=0.1), CLASSES, "smoothed"),
-    Entry("classification_loss", partial(weighted(WEIGHTS), normalize="weights"), CLASSES, "by weights"),
-    Entry("classification_loss", partial(lossfns.classification_loss, logit_adjustment=WEIGHTS), CLASSES, "adjusted"),
-    Entry("classification_loss", partial(lossfns.classification_loss, margins=WEIGHTS), CLASSES, "with margins"),
-    Entry("classification_loss", softened, CLASSES, "soft"),
-    Entry("multi_label_loss", lossfns.multi_label_loss, LABELS),
-    Entry("multi_label_loss", partial(lossfns.multi_label_loss, pos_weight=WEIGHTS), LABELS, "weighted"),
-    Entry("multi_label_loss", partial(lossfns.multi_label_loss, label_smoothing=0.1), LABELS, "smoothed"),
-    Entry("multi_label_loss", partial(lossfns.multi_label_loss, term=lossfns.focal), LABELS, "focal"),
-    Entry("ordinal_loss", lossfns.ordinal_loss, CLASSES),
-    Entry("ordinal_loss", partial(lossfns.ordinal_loss, levels=lossfns.corn_levels), CLASSES, "of CORN"),
-    Entry("regression_loss", lossfns.regression_loss, {"task": "regression"}),
-    Entry("regression_loss", lossfns.regression_loss, {"task": tasks.TARGETS}, "of several targets"),
-    Entry(
-        "regression_loss",
+    export(lossfns.masked_lm_loss, way({"task": "masked_lm"}), works=TOKENS),
+    export(lossfns.seq2seq_lm_loss, way({"task": "seq2seq_lm"}), works=TOKENS),
+    export(
+        lossfns.token_classification_loss,
+        way({"task": "token_classification"}),
+        works=TOKENS,
+        labels=[torch.full((2, 3, 5), 0.4)],
+    ),
+    export(
+        lossfns.classification_loss,
+        way(CLASSES),
+        way(CLASSES | {"reweight": weighted}, "weighted", function=weighted(WEIGHTS)),
+        way(CLASSES, "smoothed", function=smoothed),
+        way(CLASSES, "by weights", function=partial(weighted(WEIGHTS), normalize="weights")),
+        way(CLASSES, "adjusted", logit_adjustment=WEIGHTS),
+        way(CLASSES, "with margins", margins=WEIGHTS),
+        way(CLASSES, "soft", function=softened),
+        works=SAMPLES,
+        labels=SOFT_LABELS,
+    ),
+    export(
+        lossfns.multi_label_loss,
+        way(MULTI_LABEL),
+        way(MULTI_LABEL, "weighted", pos_weight=WEIGHTS),
+        way(MULTI_LABEL, "smoothed", label_smoothing=0.1),
+        way(MULTI_LABEL, "focal", term=lossfns.focal),
+        works={"outputs": ROWS, "labels": torch.ones(3, 5)},
+        outputs=[ROWS[:, :4]],
+        labels=[*NOT_TENSORS, None, torch.ones(3, 4), torch.full((3, 5), 2), torch.full((3, 5), NAN)],
+        term=[lossfns.z_loss],
+    ),
+    export(
+        lossfns.ordinal_loss,
+        way(CLASSES),
+        way(CLASSES, "of CORN", levels=lossfns.corn_levels),
+        works=SAMPLES,
+        labels=[IDS + 2],
+        levels=["text", None, lambda labels, thresholds: torch.zeros(1), lambda labels, thresholds: labels],
+        term=[lossfns.z_loss],
+    ),
+    export(
+        lossfns.regression_loss,
+        way({"task": "regression"}),
+        way({"task": tasks.TARGETS}, "of several targets"),
+        way({"task": tasks.VARIANCES}, "with variances", term=lossfns.gaussian_nll),
+        works={"outputs": REALS, "labels": REALS},
+        outputs=[REALS[:, 0]],
+        labels=[*NOT_TENSORS, None, REALS * NAN, REALS * INF, REALS[:1], REALS.T, REALS + 1j, REALS[0, 0]],
+        term=[lossfns.cross_entropy, lossfns.gaussian_nll, lambda prediction: prediction.mean()],
+    ),
+    export(
         partial(lossfns.regression_loss, term=lossfns.gaussian_nll),
-        {"task": tasks.VARIANCES},
-        "with variances",
+        works={"outputs": REALS[:, :2], "labels": REALS[:, 0]},
+        name="regression_loss(term=gaussian_nll)",
+        outputs=[REALS, REALS[:, :1]],
+        labels=[REALS, torch.tensor(1.0)],
     ),
-    Entry("segmentation_loss", lossfns.segmentation_loss, IMAGES),
-    Entry("segmentation_loss", partial(lossfns.segmentation_loss, dice=0.5), IMAGES, "with dice"),
-    Entry(
-        "segmentation_loss",
-        partial(lossfns.segmentation_loss, dice=0.5),
-        {"task": tasks.COARSE_IMAGES},
-        "of coarse logits",
+    export(
+        lossfns.question_answering_loss,
+        way({"task": tasks.SPANS}),
+        works={
+            "outputs": {"start_logits": ROWS, "end_logits": ROWS},
+            "labels": torch.tensor([[0, 1], [-100, 4], [2, 2]]),
+        },
+        outputs=[
+            *(*NOT_TENSORS, None, ROWS, (ROWS,), (torch.tensor(1.0), ROWS, ROWS)),
+            *({"start_logits": ROWS} | ends for ends in ({}, {"end_logits": None}, {"end_logits": ROWS[:2]})),
+        ],
+        labels=[IDS],
     ),
-    Entry("question_answering_loss", lossfns.question_answering_loss, {"task": tasks.SPANS}),
-    Entry("ctc_loss", lossfns.ctc_loss, {"task": tasks.FRAMES}),
-    Entry("ctc_loss", lossfns.ctc_loss, {"task": tasks.FRAMES, "extras": tasks.FRAME_COUNTS}, "of counted frames"),
-    Entry("clip_loss", lossfns.clip_loss, {"task": tasks.SIMILARITIES}),
-    Entry("info_nce_loss", info_nce, VIEWS),
-    Entry("info_nce_loss", partial(info_nce, symmetric=True), VIEWS, "both ways"),
-    Entry("triplet_loss", lossfns.triplet_loss, {"task": tasks.EMBEDDINGS}),
-    Entry(
-        "triplet_loss",
-        partial(lossfns.triplet_loss, mining=lossfns.semi_hard),
-        {"task": tasks.EMBEDDINGS},
-        "of semi-hard triplets",
+    export(
+        lossfns.ctc_loss,
+        way({"task": tasks.FRAMES}),
+        way({"task": tasks.FRAMES, "extras": tasks.FRAME_COUNTS}, "of counted frames"),
+        works={"outputs": LOGITS, "labels": FRAMES_OF | {"labels": torch.tensor([[1], [-100]])}},
+        labels=[
+            *(*NOT_TENSORS, None, torch.tensor([[1.0], [2.0]]), torch.tensor([1, 2])),
+            *map(torch.tensor, ([[5], [1]], [[0], [1]], [[1, 1, 1], [2, 2, 2]])),
+            *(FRAMES_OF | {"input_lengths": x} for x in ([3, 3], torch.tensor([4, 3]), torch.tensor([3]))),
+            {"labels": torch.tensor([[1], [2]]), "lengths": torch.tensor([3, 3])},
+        ],
+        blank=[1, 0.5],
     ),
-    Entry(
-        "multi_token_loss",
-        partial(lossfns.multi_token_loss, heads=("logits", "further"), weights=(1.0, 0.3)),
-        {"task": tasks.TWO_HEADS},
+    export(
+        lossfns.segmentation_loss,
+        way(IMAGES),
+        way(IMAGES, "with dice", dice=0.5),
+        way({"task": tasks.COARSE_IMAGES}, "of coarse logits", dice=0.5),
+        works={"outputs": IMAGE, "labels": PIXELS},
+        accepts=("outputs", "labels"),
+        outputs=[*NOT_TENSORS, None, PIXELS, ROWS, IMAGE[0], torch.randn(1, 3, 8, 8), IMAGE[..., :0]],
+        labels=[*NOT_TENSORS, None, PIXELS + 3, PIXELS.float(), PIXELS[0], PIXELS.bool()],
     ),
-    Entry("with_aux_loss", lossfns.with_aux_loss(lossfns.causal_lm_loss, "aux_loss", 0.1), {"task": tasks.ROUTED}),
-    *(
-        Entry("distillation_loss", partial(lossfns.distillation_loss, divergence=by), TAUGHT, f"by {by.__name__}")
-        for by in DIVERGENCES
+    export(
+        lossfns.clip_loss,
+        way({"task": tasks.SIMILARITIES}),
+        works={"outputs": {"logits_per_text": torch.eye(3)}, "labels": torch.arange(3)},
+        accepts=("labels", "num_items_in_batch"),
+        outputs=[
+            *(*NOT_TENSORS, None, {}),
+            *({"logits_per_text": x} for x in (ROWS, LABELS, LOGITS, torch.tensor(1.0))),
+        ],
+        labels=[*NOT_TENSORS, {}, torch.zeros(3), torch.arange(2), torch.zeros(3, 3, dtype=torch.int64)],
+        num_items_in_batch=["3", [3], 1j],
     ),
-    Entry("distillation_loss", partial(lossfns.distillation_loss, temperature=2.0), TAUGHT_IDS, "from the best ids"),
-    Entry("distillation_loss", partial(lossfns.distillation_loss, term=BOTH), TAUGHT, "and cross-entropy"),
-    Entry(
-        "distillation_loss",
-        partial(lossfns.distillation_loss, teacher=tasks.Teacher(), temperature=2.0),
-        TAUGHT_HERE,
-        "from a model",
+    export(
+        lossfns.info_nce_loss,
+        way(VIEWS, function=info_nce),
+        way(VIEWS, "both ways", function=partial(info_nce, symmetric=True)),
+        works={"outputs": None, "labels": None, "select": lambda outputs: (ROWS, ROWS)},
+        accepts=("num_items_in_batch",),
+        select=[lambda outputs: ROWS, lambda outputs: (ROWS, ROWS[:2]), lambda outputs: (1, 2)],
+        labels=[*NOT_TENSORS, {}, torch.zeros(3), torch.arange(2)],
     ),
-    *(
-        Entry("preference_loss", partial(lossfns.preference_loss, objective=by), COMPLETIONS, f"by {by.__name__}")
-        for by in OBJECTIVES
+    export(
+        lossfns.triplet_loss,
+        way(EMBEDDED),
+        way(EMBEDDED, "of semi-hard triplets", mining=lossfns.semi_hard),
+        works={"outputs": ROWS, "labels": torch.tensor([0, 0, 1])},
+        accepts=("labels",),
+        outputs=[LOGITS],
+        labels=[*NOT_TENSORS, None, torch.zeros(3), torch.arange(2), torch.tensor(1)],
+        mining=["text", None, lambda *_: torch.tensor(1.0), lambda distances, *_: distances],
     ),
-    Entry("reward_loss", lossfns.reward_loss, {"task": tasks.REWARDS}),
-    Entry(
-        "add_losses",
-        lossfns.add_losses(
-            {"a": (0.7, lossfns.causal_lm_loss), "b": (0.3, partial(lossfns.causal_lm_loss, term=lossfns.focal))}
+    export(
+        lossfns.multi_token_loss,
+        way({"task": tasks.TWO_HEADS}, heads=("logits", "further"), weights=(1.0, 0.3)),
+        works={"outputs": {"logits": LOGITS}, "labels": LABELS, "heads": ("logits",), "weights": (1.0,)},
+        outputs=[*NOT_TENSORS, None, LOGITS, {}, {"logits": LABELS}],
+        heads=["logits", (), ("other",), ("logits", "logits")],
+        weights=[(), (1.0, 2.0), 1.0],
+    ),
+    export(
+        lossfns.with_aux_loss,
+        way({"task": tasks.ROUTED}, function=lossfns.with_aux_loss(lossfns.causal_lm_loss, "aux_loss", 0.1)),
+        works={"loss": lossfns.causal_lm_loss, "field": "aux", "weight": 0.1},
+        accepts=("shift",),
+        called=lambda loss: loss({"logits": LOGITS, "aux": torch.tensor(1.0)}, LABELS),
+        shift=[-1, 1.0, "1", True],
+        field=["other", None],
+        **NOT_LOSSES,
+    ),
+    export(
+        lossfns.distillation_loss,
+        *(way(TAUGHT, f"by {f.__name__}", divergence=f) for f in BY_DIVERGENCE),
+        way(TAUGHT_IDS, "from the best ids", temperature=2.0),
+        way(TAUGHT, "and cross-entropy", term=BOTH),
+        way(TAUGHT_HERE, "from a model", teacher=tasks.Teacher(), temperature=2.0),
+        page="distillation",
+        works={"outputs": LOGITS, "labels": taught(teacher_logits=LOGITS)},
+        labels=[
+            *(*bad_ids(LABELS), LABELS),
+            *(taught(teacher_logits=x) for x in ([1.0], LABELS, ROWS, LOGITS[:1], LOGITS[:, :1])),
+            taught(teacher_ids=[1], teacher_log_probs=[1.0]),
+            taught(teacher_ids=LABELS[..., None].abs() % 5),
+            taught(teacher_ids=LABELS[..., None] * 0 + 9, teacher_log_probs=LOGITS[..., :1]),
+            taught(**BEST_IDS, teacher_logits=LOGITS),
+        ],
+        divergence=["text", None, lambda p, q: p.sum(), lambda p, q: p, lambda p, q: 0.0],
+    ),
+    export(
+        lossfns.preference_loss,
+        *(way(COMPLETIONS, f"by {f.__name__}", objective=f) for f in BY_OBJECTIVE),
+        page="preference",
+        works={"outputs": LOGITS, "labels": PAIRED, "objective": lossfns.simpo},
+        labels=[LABELS[:1], PAIRED[:, :, :1], IDS],
+        num_items_in_batch=[3],
+        objective=[*BAD_OBJECTIVES, lossfns.dpo, lambda chosen, unknown: chosen],
+    ),
+    export(
+        lossfns.reward_loss,
+        way({"task": tasks.REWARDS}),
+        page="preference",
+        works={"outputs": ROWS[:2, :1], "labels": torch.tensor([0])},
+        accepts=("labels",),
+        outputs=[ROWS, ROWS[:1, :1]],
+        labels=[*NOT_TENSORS, None, torch.tensor([[0]]), torch.tensor(0), torch.tensor([0, 0])],
+        objective=BAD_OBJECTIVES,
+    ),
+    export(
+        lossfns.add_losses,
+        way(
+            CAUSAL,
+            function=lossfns.add_losses(
+                {"a": (0.7, lossfns.causal_lm_loss), "b": (0.3, partial(lossfns.causal_lm_loss, term=lossfns.focal))}
+            ),
         ),
-        {"task": "causal_lm"},
-    ),
-    Entry(
-        "add_losses",
-        lossfns.add_losses(
-            {
-                "hard": (0.7, lossfns.classification_loss),
-                "soft": (0.3, partial(lossfns.classification_loss, label_smoothing=0.1)),
-            }
+        way(
+            CLASSES,
+            "of two losses",
+            function=lossfns.add_losses({"hard": (0.7, lossfns.classification_loss), "soft": (0.3, smoothed)}),
         ),
-        CLASSES,
-        "of two losses",
+        works={"parts": {"ce": (1.0, lossfns.causal_lm_loss)}},
+        parts=[{}, [], None, 3, *({"ce": x} for x in (1.0, (lossfns.focal, 1.0), ("1", lossfns.causal_lm_loss)))],
     ),
-    Entry(
-        "watch",
-        lossfns.watch(lossfns.causal_lm_loss, lossfns.TrainingMetrics(), token_accuracy="correct"),
-        {"task": "causal_lm"},
+    export(
+        lossfns.watch,
+        way(
+            CAUSAL, function=lossfns.watch(lossfns.causal_lm_loss, lossfns.TrainingMetrics(), token_accuracy="correct")
+        ),
+        page="training",
     ),
-]
+)
 
 # --- terms -----------------------------------------------------------------------------------------------------------
 
 
 def near_one(labels: torch.Tensor) -> torch.Tensor:
-    """Values between 0.5 and 1.5 that depend on the label."""
+    """Return values between 0.5 and 1.5 that depend on the label."""
     return 1.0 + 0.5 * torch.sin(labels.double())
 
 
@@ -202,32 +449,244 @@ def extras(*names: str) -> dict[str, Any]:
     return {"extras": {name: EXTRAS[name] for name in names}}
 
 
-TERMS = [
-    Entry("cross_entropy", lossfns.cross_entropy),
-    Entry("smoothed_cross_entropy", lossfns.smoothed_cross_entropy),
-    Entry("focal", lossfns.focal),
-    Entry("focal", partial(lossfns.focal, gamma=0.5), {}, "below 1"),
-    Entry("poly1", lossfns.poly1),
-    Entry("z_loss", lossfns.z_loss),
-    Entry("dft", lossfns.dft),
-    Entry("eaft", lossfns.eaft),
-    Entry("entropy_bonus", lossfns.entropy_bonus),
-    Entry("unlikelihood", lossfns.unlikelihood, extras("negative")),
-    Entry("policy_gradient", lossfns.policy_gradient, extras("old_log_prob", "advantages")),
-    Entry("class_weighted", lossfns.class_weighted(lossfns.focal, WEIGHTS)),
-    Entry("token_weighted", lossfns.token_weighted(lossfns.cross_entropy), extras("token_weights")),
-    Entry("weighted_sum", lossfns.weighted_sum((1.0, lossfns.focal), (1e-4, lossfns.z_loss))),
-]
-OUTCOME_TERMS = [Entry("asymmetric", lossfns.asymmetric)]  # for multi_label_loss
-REAL_TERMS = [  # for regression_loss
-    Entry("mse", lossfns.mse),
-    Entry("mae", lossfns.mae),
-    Entry("huber", lossfns.huber),
-    Entry("log_cosh", lossfns.log_cosh),
-    Entry("quantile", partial(lossfns.quantile, q=0.9)),
-    Entry("poisson_nll", lossfns.poisson_nll),
-    Entry("gaussian_nll", lossfns.gaussian_nll),
-]
+LOG_PROB = {"log_prob": LOG_PROBS}
+ERROR = {"prediction": LOG_PROBS, "target": LOG_PROBS}
+ONCE = (way(),)
+TERM_EXPORTS = on_page(
+    "terms",
+    export(lossfns.cross_entropy, *ONCE),
+    export(
+        lossfns.smoothed_cross_entropy,
+        *ONCE,
+        works={"log_prob": LOG_PROBS, "log_normalizer": LOG_PROBS, "mean_logit": LOG_PROBS},
+    ),
+    export(lossfns.focal, *ONCE, way(note="below 1", gamma=0.5), works=LOG_PROB),
+    export(lossfns.poly1, *ONCE, works=LOG_PROB, epsilon=[-1.1, NAN]),
+    export(lossfns.z_loss, *ONCE),
+    export(lossfns.dft, *ONCE),
+    export(lossfns.eaft, *ONCE, works=LOG_PROB | {"entropy": -LOG_PROBS}),
+    export(lossfns.entropy_bonus, *ONCE),
+    export(lossfns.unlikelihood, way(extras("negative"))),
+    export(
+        lossfns.policy_gradient,
+        way(extras("old_log_prob", "advantages")),
+        works={"log_prob": LOG_PROBS, "old_log_prob": LOG_PROBS, "advantages": LOG_PROBS},
+    ),
+    export(
+        partial(lossfns.class_weighted, lossfns.cross_entropy),
+        way(function=lossfns.class_weighted(lossfns.focal, WEIGHTS)),
+        works={"weights": [1.0]},
+        name="class_weighted",
+        weights=["abc", 1.0, [-1.0], [NAN]],
+    ),
+    export(
+        lossfns.token_weighted,
+        way(extras("token_weights"), function=lossfns.token_weighted(lossfns.cross_entropy)),
+        works={"term": lossfns.focal},
+        accepts=("term",),
+        term=["text", None, 3],
+    ),
+    export(
+        lambda *, part: lossfns.weighted_sum(part),
+        way(function=lossfns.weighted_sum((1.0, lossfns.focal), (1e-4, lossfns.z_loss))),
+        works={"part": (1.0, lossfns.focal)},
+        name="weighted_sum",
+        part=[1.0, (lossfns.focal, 1.0), *((weight, lossfns.focal) for weight in ("1", NAN, INF)), (1.0, "focal")],
+    ),
+)
+OUTCOME_EXPORTS = on_page(
+    "terms",  # for multi_label_loss
+    export(lossfns.asymmetric, *ONCE, works=LOG_PROB | {"outcome": LOG_PROBS > -0.7}, clip=[-0.1, 1.0, NAN]),
+)
+REAL_EXPORTS = on_page(
+    "terms",  # for regression_loss
+    export(lossfns.mse, *ONCE),
+    export(lossfns.mae, *ONCE),
+    export(lossfns.huber, *ONCE, works=ERROR),
+    export(lossfns.log_cosh, *ONCE),
+    export(lossfns.quantile, way(q=0.9), works=ERROR),
+    export(lossfns.poisson_nll, *ONCE),
+    export(lossfns.gaussian_nll, *ONCE),
+)
+
+# --- what losses take and data needs ---------------------------------------------------------------------------------
+
+PAIR = {"chosen": LOG_PROBS, "rejected": LOG_PROBS}
+REFERENCE = {"reference_chosen": LOG_PROBS, "reference_rejected": LOG_PROBS}
+LENGTHS = {"chosen_tokens": -LOG_PROBS, "rejected_tokens": -LOG_PROBS}
+DIVERGED = {"log_p": ROWS.log_softmax(-1), "log_q": ROWS.log_softmax(-1)}
+OBJECTIVE, DIVERGENCE = "an objective over pairs", "a divergence of distillation_loss"
+OPTION, LEVELS, MINING = "prepares an option", "levels of ordinal_loss", "mining of triplet_loss"
+BAD_COUNTS = ["abc", None, 3, [0.5], [True], ["a"], [2], [-1]]
+COUNTED = {"labels": [0, 1], "num_classes": 2}
+PAIR_OF_ROWS = {"chosen": [1, 2], "rejected": [1, 3]}
+OF_LABELS = {"logits": LOGITS, "labels": LABELS}
+
+OPTION_EXPORTS = on_page(
+    "losses",
+    export(lossfns.dpo, page="preference", works=PAIR | REFERENCE, why=OBJECTIVE),
+    export(lossfns.ipo, page="preference", works=PAIR | REFERENCE | LENGTHS, why=OBJECTIVE),
+    export(lossfns.simpo, page="preference", works=PAIR | LENGTHS, accepts=("gamma",), why=OBJECTIVE),
+    export(lossfns.orpo, page="preference", works=PAIR | LENGTHS, why=OBJECTIVE),
+    export(lossfns.cpo, page="preference", works=PAIR | {"chosen_tokens": -LOG_PROBS}, why=OBJECTIVE),
+    export(
+        lossfns.kto,
+        page="preference",
+        works={"log_ratio": LOG_PROBS, "desirable": LOG_PROBS > -0.7, "reference_point": 0.0},
+        why=OBJECTIVE,
+    ),
+    export(lossfns.bradley_terry, page="preference", works=PAIR, accepts=("margin",), why=OBJECTIVE),
+    export(lossfns.forward_kl, page="distillation", why=DIVERGENCE),
+    export(lossfns.reverse_kl, page="distillation", why=DIVERGENCE),
+    export(lossfns.jensen_shannon, page="distillation", works=DIVERGED, why=DIVERGENCE, beta=[1.0]),
+    export(lossfns.total_variation, page="distillation", why=DIVERGENCE),
+    export(lossfns.teacher_divergence, page="distillation", why="a term of distillation_loss"),
+    export(lossfns.coral_levels, why=LEVELS),
+    export(lossfns.corn_levels, why=LEVELS),
+    export(lossfns.batch_hard, why=MINING),
+    export(lossfns.semi_hard, why=MINING),
+    export(lossfns.class_counts, works=COUNTED, why=OPTION, labels=BAD_COUNTS, num_classes=[1]),
+    export(
+        lossfns.balanced_class_weights, works=COUNTED, why=OPTION, labels=[[0], [], *BAD_COUNTS], num_classes=[1, 3]
+    ),
+    export(
+        lossfns.effective_number_weights,
+        works=COUNTED,
+        accepts=("beta",),
+        why=OPTION,
+        labels=[[0], [], *BAD_COUNTS],
+        beta=[-0.1, 1.0, NAN],
+    ),
+    export(
+        lossfns.balanced_pos_weight,
+        works={"labels": [[1, 0], [0, 1]], "num_classes": 2},
+        why=OPTION,
+        labels=[[[1, 0, 1], [0, 1, 0], [1, 1, 1], [0, 0, 0]], [[1], [0, 1]], [1, 0], [[2, 0]], [[NAN, 0.0]], []],
+        num_classes=[1, 3],
+    ),
+    export(lossfns.ldam_margins, works={"counts": [1, 2]}, why=OPTION, counts=[[0, 1], [-1, 1], [NAN], 3]),
+    export(lossfns.Combined, page="terms", why="the type that weighted_sum, token_weighted and class_weighted return"),
+    export(lossfns.TrainingMetrics, page="training", why="sums of what was trained on"),
+    export(
+        lossfns.token_statistics,
+        page="terms",
+        works=OF_LABELS,
+        why="the kernel itself",
+        fields=["log_prob", ("other",), ("rank", "rank"), None, 3],
+        ignore_index=[None, "text", 1.5, [1]],
+    ),
+    export(
+        lossfns.head_token_statistics,
+        page="hidden_states",
+        works={"hidden": LOGITS, "head": nn.Linear(5, 5), "labels": LABELS},
+        accepts=("scale",),
+        why="the kernel itself",
+        hidden=[LABELS, LOGITS[:1], LOGITS[..., :3]],
+        head=[nn.Linear(3, 5)],
+        fields=["log_prob", ("other",), ("rank", "rank")],
+        softcap=[0.0, -1.0, NAN],
+    ),
+    export(
+        lossfns.hidden_states,
+        page="hidden_states",
+        works={"model": Causal()},
+        why="a source of losses and reducers, needs a model",
+        model=[None, "text", nn.Linear(2, 2)],
+    ),
+    export(lossfns.sequence_log_probs, page="preference", works=TOKENS, why="sums of the kernel, by row"),
+    export(
+        lossfns.precompute_reference_log_probs,
+        page="preference",
+        works={
+            "model": Causal(),
+            "dataset": [PAIR_OF_ROWS],
+            "collator": collators.stack_pairs(
+                lambda rows: {"input_ids": torch.tensor(rows), "labels": torch.tensor(rows)}, shift=1
+            ),
+        },
+        accepts=("batch_size",),
+        why="prepares a dataset",
+        dataset=[[{"chosen": [1, 2]}], [[1, 2]]],
+        batch_size=[0, -1],
+    ),
+)
+
+
+# --- collators --------------------------------------------------------------------------------------------------------
+
+
+def returning(**batch: Any) -> Callable[[Any], dict[str, Any]]:
+    return lambda rows: dict(batch)
+
+
+NOT_LABELS = [returning(labels=labels) for labels in (None, [1], LABELS.float(), LABELS[0], LABELS.bool())]
+ENDS = {"start_positions": IDS[:2], "end_positions": IDS[:2]}
+STARTS = {"decoder_start_token_id": 0, "pad_token_id": 1}
+
+
+def model_of(**config: int) -> SimpleNamespace:
+    return SimpleNamespace(config=SimpleNamespace(**config))
+
+
+def collator(function: Callable[..., Any], bad: list[Any], rows: Any = (), works: Any = None, **others: Any) -> Export:
+    """Return the entry of a wrapper of collators, which `bad` ones must not be given."""
+    return export(
+        function,
+        works={"collator": returning(labels=LABELS)} | (works or {}),
+        called=lambda collate: collate(rows),
+        why="prepares batches",
+        collator=[*bad, None, "text"],
+        **others,
+    )
+
+
+SHIFTED = {"shift": 1}
+COLLATOR_EXPORTS = on_page(
+    "collators",
+    collator(collators.mask_first_label, NOT_LABELS),
+    collator(collators.keep_supervised_logits, NOT_LABELS),
+    collator(
+        collators.mask_sequence_starts,
+        [*NOT_LABELS, returning(labels=LABELS), returning(labels=LABELS, position_ids=LABELS[0])],
+        works={"collator": returning(labels=LABELS, position_ids=LABELS)},
+    ),
+    collator(
+        collators.mask_missing, [*NOT_LABELS[:2], returning(labels=LABELS)], works={"collator": returning(labels=REALS)}
+    ),
+    collator(
+        collators.replace_labels,
+        NOT_LABELS[:3],
+        works={"replacements": {3: 4}},
+        replacements=[3, [3, 4], {3: 4.0}, {"3": 4}],
+    ),
+    collator(collators.count_sequences, NOT_LABELS, works=SHIFTED),
+    collator(collators.count_pairs, [*NOT_LABELS, returning(labels=LABELS[:1])], works=SHIFTED),
+    collator(collators.stack_pairs, NOT_LABELS[1:], [{"chosen": [1], "rejected": [2]}], SHIFTED),
+    collator(
+        collators.pack_spans,
+        [returning(), returning(start_positions=1, end_positions=2)],
+        works={"collator": returning(input_ids=LABELS, **ENDS)},
+    ),
+    collator(
+        collators.with_extras,
+        [returning(), returning(labels=None)],
+        [{"weights": 1.0}, {"weights": 2.0}],
+        SHIFTED | {"names": ["weights"]},
+        names=["weights", ["other"], [3], None],
+    ),
+    collator(
+        collators.with_decoder_inputs,
+        NOT_LABELS,
+        works={"model": model_of(**STARTS)},
+        model=[None, nn.Linear(2, 2), model_of(pad_token_id=1)],
+    ),
+    collator(
+        collators.teacher_inputs,
+        [returning(labels=LABELS)],
+        [{}, {}],
+        SHIFTED | {"collator": returning(labels=LABELS, input_ids=LABELS, attention_mask=LABELS)},
+    ),
+)
 
 # --- reducers --------------------------------------------------------------------------------------------------------
 
@@ -251,7 +710,7 @@ def frames(generator, classes):
 
 
 def pairs(generator, classes):
-    """Chosen rows, then rejected ones; the last pair lacks the chosen completion."""
+    """Return chosen rows, then rejected ones; the last pair lacks the chosen completion."""
     labels = torch.randint(classes, (4, 6, 2), generator=generator)
     labels[:, :2] = labels[1, 4:, 0] = labels[3, :, 0] = -100
     references = torch.randn(2, 4, generator=generator, dtype=torch.float64)
@@ -276,51 +735,177 @@ def generated_ids(generator, classes):
     return (ids.masked_fill(torch.arange(5) > torch.tensor([[4], [2], [3], [0]]), -100),), ids[:, :3]
 
 
-CAUSAL = {"task": "causal_lm"}
 ANSWERS = Task("answers", one_label_each, range, sequence=True, shift=1)
-REDUCERS = [
-    Entry("argmax", partial(reducers.argmax, shift=1), CAUSAL),
-    Entry("argmax", partial(reducers.argmax, shift=0), {"task": "token_classification"}, "of tokens"),
-    Entry("argmax", reducers.argmax, CLASSES, "of samples"),
-    Entry("top_k", partial(reducers.top_k, k=3, shift=1), CAUSAL),
-    Entry("token_log_probs", partial(reducers.token_log_probs, shift=1), CAUSAL),
-    Entry("sample_sums", partial(reducers.sample_sums, shift=1, top_k=(2, 5), entropy=True), CAUSAL),
-    Entry("sample_sums", reducers.sample_sums, CLASSES, "of samples"),
-    Entry("probabilities", reducers.probabilities, CLASSES),
-    Entry("probabilities", partial(reducers.probabilities, multi_label=True), {"task": "multi_label"}, "side by side"),
-    Entry("ordinal_ids", reducers.ordinal_ids, CLASSES),
-    Entry("label_rank", partial(reducers.label_rank, shift=1), CAUSAL),
-    Entry("calibration_bins", partial(reducers.calibration_bins, shift=1), CAUSAL),
-    Entry("confusion_counts", partial(reducers.confusion_counts, shift=0), {"task": "token_classification"}),
-    Entry("confusion_counts", reducers.confusion_counts, CLASSES, "of samples"),
-    Entry(
-        "combine",
-        reducers.combine(ids=partial(reducers.argmax, shift=1), sums=partial(reducers.sample_sums, shift=1)),
-        CAUSAL,
+SHIFT_1 = OF_LABELS | SHIFTED
+OF_ROWS = {"logits": ROWS, "labels": IDS}
+OF_TOKENS = {"task": "token_classification"}
+SCORES = {"logits": ROWS[:2, :1], "labels": torch.tensor([0])}
+BAD_SCORES = {"labels": [*NOT_TENSORS, None, torch.tensor([0, 0]), torch.tensor([[0]]), {}]}
+REFERENCES = {"reference_chosen": torch.zeros(1), "reference_rejected": torch.zeros(1)}
+OTHER_SHAPES = [*NOT_TENSORS, LABELS[:1], LABELS[..., None], LABELS[0, 0], LABELS.repeat(1, 2), {}, {"labels": None}]
+
+
+def token_reducer(name: str, *, shift: int = 1, **options: Any) -> Callable[..., Any]:
+    return partial(getattr(reducers, name), shift=shift, **options)
+
+
+REDUCER_EXPORTS = on_page(
+    "reducers",
+    export(
+        reducers.argmax,
+        way(CAUSAL, function=token_reducer("argmax")),
+        way(OF_TOKENS, "of tokens", function=token_reducer("argmax", shift=0)),
+        way(CLASSES, "of samples"),
+        works=SHIFT_1,
+        accepts=("labels",),
+        labels=OTHER_SHAPES,
     ),
-    Entry("answer_logits", partial(reducers.answer_logits, token_ids=[6, 0, 3], shift=1), {"task": ANSWERS}),
-    Entry("text_lengths", partial(reducers.text_lengths, lengths={"bytes": torch.arange(20)}, shift=1), CAUSAL),
-    Entry("segmentation_counts", reducers.segmentation_counts, {"task": images}),
-    Entry("ctc_greedy", reducers.ctc_greedy, {"task": frames, "lengths": {9}}),
-    Entry("preference_rewards", partial(reducers.preference_rewards, shift=1), {"task": pairs, "lengths": {6}}),
-    Entry("reward_scores", reducers.reward_scores, {"task": scored_pairs}),
-    Entry("pair_margins", reducers.pair_margins, {"task": scored_pairs}),
-    Entry(
-        "pair_margins",
-        partial(reducers.pair_margins, rewards=partial(reducers.preference_rewards, shift=1)),
-        {"task": pairs, "lengths": {6}},
-        "of completions",
+    export(
+        reducers.top_k,
+        way(CAUSAL, function=token_reducer("top_k", k=3)),
+        works=SHIFT_1 | {"k": 2},
+        accepts=("labels",),
+        labels=OTHER_SHAPES,
+        k=[6],
     ),
-    Entry("spans", partial(reducers.spans, top_n=4, max_length=3), {"task": starts_and_ends, "lengths": {7}}),
-    Entry(
-        "embeddings",
-        partial(reducers.embeddings, select=lambda found: {"first": found[0], "second": found[1]}),
-        {"task": two_vectors},
+    export(reducers.token_log_probs, way(CAUSAL, function=token_reducer("token_log_probs")), works=SHIFT_1),
+    export(
+        reducers.sample_sums,
+        way(CAUSAL, function=token_reducer("sample_sums", top_k=(2, 5), entropy=True)),
+        way(CLASSES, "of samples"),
+        works=SHIFT_1,
+        top_k=[0, -1, 1.5, "2", None, [1, 0], [1.5], True],
     ),
-    Entry("generated_ids", reducers.generated_ids, {"task": generated_ids, "lengths": {5}}),
-]
+    export(
+        reducers.probabilities,
+        way(CLASSES),
+        way(MULTI_LABEL, "side by side", multi_label=True),
+        works=OF_ROWS,
+        accepts=("logits", "labels"),
+        logits=[*NOT_TENSORS, None, (), IDS, LOGITS, ROWS[:, :1]],
+        labels=[*NOT_TENSORS, {}],
+    ),
+    export(
+        reducers.ordinal_ids,
+        way(CLASSES),
+        works=OF_ROWS,
+        accepts=("logits", "labels"),
+        logits=[*NOT_TENSORS, None, (), LABELS, LOGITS],
+        labels=[*NOT_TENSORS, {}],
+    ),
+    export(reducers.label_rank, way(CAUSAL, function=token_reducer("label_rank")), works=SHIFT_1),
+    export(reducers.calibration_bins, way(CAUSAL, function=token_reducer("calibration_bins")), works=SHIFT_1),
+    export(
+        reducers.confusion_counts,
+        way(OF_TOKENS, function=token_reducer("confusion_counts", shift=0)),
+        way(CLASSES, "of samples"),
+        works=SHIFT_1,
+    ),
+    export(
+        lambda *, reducer: reducers.combine(ids=reducer)(ROWS, IDS),
+        way(CAUSAL, function=reducers.combine(ids=token_reducer("argmax"), sums=token_reducer("sample_sums"))),
+        works={"reducer": reducers.argmax},
+        name="combine",
+        reducer=[
+            *("text", None, lambda x, y: x.mean(), lambda x, y: x > 0),
+            *(lambda x, y: None, lambda x, y: x[:2], lambda x, y: x.half()),
+        ],
+    ),
+    export(
+        reducers.answer_logits,
+        way({"task": ANSWERS}, function=token_reducer("answer_logits", token_ids=[6, 0, 3])),
+        works=SHIFT_1 | {"token_ids": [0, 1]},
+        token_ids=[[], [5], [-1], [0.5], ["a"], [0, 0], None, 3, "ab"],
+    ),
+    export(
+        reducers.text_lengths,
+        way(CAUSAL, function=token_reducer("text_lengths", lengths={"bytes": torch.arange(20)})),
+        works={"logits": (), "labels": LABELS, "lengths": {"bytes": torch.arange(5)}, "shift": 1},
+        accepts=("labels",),
+        labels=[*NOT_TENSORS, None, IDS, LABELS.float(), LABELS + 1, LABELS - 1, {}],
+        lengths=[{}, *({"bytes": x} for x in ([1, 2], torch.ones(5, 2), torch.arange(2)))],
+    ),
+    export(
+        reducers.segmentation_counts,
+        way({"task": images}),
+        works={"logits": IMAGE, "labels": PIXELS},
+        accepts=("logits", "labels"),
+        logits=[*NOT_TENSORS, None, PIXELS, ROWS, IMAGE[0], IMAGE[:0]],
+        labels=[*NOT_TENSORS, None, PIXELS + 3, PIXELS - 1, PIXELS.float(), PIXELS.bool(), PIXELS[0], {}],
+    ),
+    export(
+        reducers.ctc_greedy,
+        way({"task": frames, "lengths": {9}}),
+        works={"logits": LOGITS, "labels": {"labels": LABELS, "input_lengths": torch.tensor([3, 2])}},
+        accepts=("logits",),
+        logits=[*NOT_TENSORS, None, LABELS, ROWS, IMAGE],
+        labels=[{"input_lengths": torch.tensor([3])}, {"input_lengths": "text"}],
+    ),
+    export(
+        reducers.preference_rewards,
+        way({"task": pairs, "lengths": {6}}, function=token_reducer("preference_rewards")),
+        works={"logits": LOGITS, "labels": {"labels": PAIRED, **REFERENCES}, "shift": 1},
+        labels=[
+            *(*NOT_TENSORS, None, LABELS, PAIRED + 1, PAIRED.float()),
+            {"labels": PAIRED, "reference_chosen": torch.zeros(1)},
+            *({"labels": PAIRED, **dict.fromkeys(REFERENCES, x)} for x in (torch.zeros(1, 1), torch.zeros(2), [0.0])),
+        ],
+    ),
+    export(
+        reducers.reward_scores,
+        way({"task": scored_pairs}),
+        works=SCORES,
+        accepts=("labels",),
+        logits=[ROWS],
+        **BAD_SCORES,
+    ),
+    export(
+        reducers.pair_margins,
+        way({"task": scored_pairs}),
+        way({"task": pairs, "lengths": {6}}, "of completions", rewards=token_reducer("preference_rewards")),
+        works=SCORES,
+        accepts=("labels",),
+        logits=[ROWS],
+        rewards=["text", None, lambda x, y: x, lambda x, y: {"pairs": y}],
+        **BAD_SCORES,
+    ),
+    export(
+        reducers.spans,
+        way({"task": starts_and_ends, "lengths": {7}}, top_n=4, max_length=3),
+        works={"logits": (ROWS, ROWS), "labels": None},
+        logits=[
+            *("text", 3, None, ROWS, (ROWS,), (ROWS, ROWS[:2])),
+            *((LABELS, LABELS), (ROWS[:0],) * 2, (ROWS[:, :0],) * 2),
+        ],
+    ),
+    export(
+        reducers.embeddings,
+        way({"task": two_vectors}, select=lambda found: {"first": found[0], "second": found[1]}),
+        accepts=("logits",),  # `select` decides
+        works={"logits": ROWS, "labels": None, "select": lambda outputs: outputs},
+        select=[*(lambda outputs: (ROWS,), lambda outputs: LABELS, lambda outputs: LOGITS, lambda outputs: {"a": 1})],
+    ),
+    export(
+        reducers.generated_ids,
+        way({"task": generated_ids, "lengths": {5}}),
+        works={"logits": LABELS, "labels": None},
+        logits=[*NOT_TENSORS, None, (), {}, LOGITS, IDS, LABELS > 0],
+    ),
+    export(
+        reducers.token_bytes,
+        works={"tokenizer": SimpleNamespace(get_vocab=lambda: {"\u0120a": 0}, all_special_ids=[])},
+        accepts=("tokenizer",),
+        why=OPTION,
+        tokenizer=[SimpleNamespace(get_vocab=lambda: {"##a": 0}, all_special_ids=[])],
+    ),
+)
 
 # --- metrics ---------------------------------------------------------------------------------------------------------
+
+
+def evaluated(predictions: Any, labels: Any) -> SimpleNamespace:
+    return SimpleNamespace(predictions=predictions, label_ids=labels)
+
 
 SUMS = {
     "predictions": {
@@ -333,7 +918,7 @@ SUMS = {
     },
     "labels": np.array([[1, 2, 3, 1, 2], [-100, 1, 1, 1, -100], [1, 1, 2, 2, -100], [-100] * 5]),
 }
-IDS = {
+TOKEN_IDS = {
     "predictions": np.array([[0, 1, 2, -100], [2, 2, 1, -100], [1, 0, 2, 0]]).repeat(2, 0),
     "labels": np.array([[0, 2, 2, -100], [2, 1, -100, -100], [-100, 0, 2, 1]]).repeat(2, 0),
 }
@@ -341,7 +926,7 @@ SIDE_BY_SIDE = {
     "predictions": {"probabilities": np.array([[0.9, 0.2, 0.7], [0.1, 0.6, 0.3], [0.4, 0.8, 0.6], [0.7, 0.1, 0.9]])},
     "labels": np.array([[1, 0, 1], [0, 1, 1], [1, 1, 0], [1, 0, 1]]),
 }
-REALS = {"predictions": np.array([[0.5], [1.5], [2.0], [4.0]]), "labels": np.array([0.0, 2.0, 2.5, 3.0])}
+TARGETS = {"predictions": np.array([[0.5], [1.5], [2.0], [4.0]]), "labels": np.array([0.0, 2.0, 2.5, 3.0])}
 
 RANDOM = np.random.default_rng(0)
 FIVE_LABELS = RANDOM.integers(0, 5, (8, 7))
@@ -357,41 +942,385 @@ ANSWERED = {"predictions": spans_of(), "labels": np.array([[0, 1], [1, 2], [2, 3
 MODULE = metrics.to_evaluate(metrics.classification(5), kind="ids")
 UPWARDS = {key: True for key, better in metrics.classification(5).higher_is_better.items() if better}  # those of ids
 
+TWO = metrics.classification(2)
+BUILT = metrics.build(TWO, num_samples=3)
+TRUE, GUESSED = np.array([0, 1, -100]), np.array([0, 1, 1])
+CLASSIFIED = evaluated(GUESSED, TRUE)
+LETTERS = SimpleNamespace(batch_decode=lambda rows, **_: [bytes(row).decode() for row in rows])
+TEXT = np.array([[*b"a text of five words"]])
+HALVES = np.full((3, 2), 0.5)
+UNIT_VECTORS = {"queries": np.eye(3), "documents": np.eye(3)}
+ONES = {name: np.ones(3) for name in ("nll", "tokens", "correct", "all_correct")}
+EXAMPLE = {"id": 7, "context": "It rains.", "answers": {"text": ["rains"]}}
+FEATURE = {"example_id": 7, "offset_mapping": [None, (0, 2), (3, 8), (8, 9)]}
+SPAN = {"starts": np.array([[2]]), "ends": np.array([[2]]), "scores": np.array([[1.0]]), "null_scores": np.zeros(1)}
+PERSON = {0: "O", 1: "B-PER", 2: "I-PER"}
+OF_CLASSES = {"num_classes": 2}
+NAMES = {"id2label": [["a", "b"], {0: "a", 1: "b"}, 3]}
+ID2LABEL = [{}, {1: "a"}, {0: "a", 1: "a"}, {0: "a", "0": "b"}, {0.5: "a"}, {"x": "a"}, ["a"], 3, None]
 
-def on_ids(name, metric, predictions=FIVE_IDS, labels=FIVE_LABELS, note=""):
-    """A metric over eight samples, of ids 0 to 4 unless it says otherwise."""
+
+def on_ids(metric, predictions=FIVE_IDS, labels=FIVE_LABELS, note=""):
+    """Return a way to call a metric over eight samples, of ids 0 to 4 by default."""
     options = {"predictions": predictions, "labels": labels}
-    return Entry(name, metrics.build(metric, num_samples=len(labels)), options, note)
+    return way(options, note, metrics.build(metric, num_samples=len(labels)))
 
 
-METRICS = [
-    Entry("language_modeling", metrics.language_modeling(), SUMS),
-    Entry("build", metrics.build(metrics.language_modeling(), num_samples=4), SUMS),
-    Entry("classification", metrics.build(metrics.classification(3), num_samples=6), IDS),
-    Entry("multi_label", metrics.build(metrics.multi_label(3), num_samples=4), SIDE_BY_SIDE),
-    Entry("regression", metrics.build(metrics.regression(), num_samples=4), REALS),
-    Entry("bootstrap", metrics.bootstrap(metrics.classification(3), n=20), IDS),
-    Entry("by_group", metrics.by_group(metrics.classification(3), [*"abaabb"]), IDS),
-    Entry("by_dataset", metrics.by_dataset(metrics.build(metrics.classification(3), num_samples=6)), IDS),
-    on_ids("entity_f1", metrics.entity_f1(TAGS, scheme="IOB2")),
-    on_ids("entity_f1", metrics.entity_f1(TAGS, scheme="IOB2", lenient=True), note="lenient"),
-    on_ids("label_ranking", metrics.label_ranking(), {"ranks": np.where(FIVE_LABELS < 0, -100, FIVE_IDS)}),
-    on_ids("calibration", metrics.calibration(), BINS),
-    on_ids("segmentation", metrics.segmentation(5), {"ids": FIVE_IDS}),
-    on_ids("retrieval", metrics.retrieval(), {"scores": RANDOM.random(FIVE_IDS.shape)}),
-    on_ids("paired_retrieval", metrics.paired_retrieval(), VECTORS),
-    on_ids("text_match", metrics.text_match(TOKENIZER), {"generated": FIVE_IDS}),
-    on_ids("translation", metrics.translation(TOKENIZER), {"generated": FIVE_IDS}),
-    on_ids("summarization", metrics.summarization(TOKENIZER), {"generated": FIVE_IDS}),
-    on_ids("transcription", metrics.transcription(TOKENIZER), {"generated": FIVE_IDS}),
-    on_ids("transcription", metrics.transcription(TOKENIZER), note="teacher-forced"),
-    on_ids("glue", metrics.glue("sst2"), FIVE_IDS[:, 0] % 2, FIVE_IDS[::-1, 0] % 2),
-    on_ids("from_sklearn", metrics.from_sklearn(MACRO_F1, kind="ids", greater_is_better=True)),
-    on_ids("from_evaluate", metrics.from_evaluate(MODULE, kind="ids", higher_is_better=UPWARDS)),
-    on_ids("from_torchmetrics", metrics.from_torchmetrics(MulticlassAccuracy(5), kind="ids")),
-    on_ids("preferences", metrics.preferences(), {**REWARDS, "pairs": np.array([1.0, 0, 1, 1, 1, 1, 0, 1])}),
-    Entry("extractive_qa", metrics.extractive_qa(EXAMPLES, PLACED), ANSWERED),
+def on_two_classes(metric: Callable[..., Any]) -> Evaluation:
+    return Evaluation(metric, GUESSED, TRUE, [GUESSED + 1, GUESSED[:, None]], [TRUE + 1])
+
+
+def of_texts(function: Callable[..., Any], *ways: Way, **bad: list[Any]) -> Export:
+    return export(
+        function,
+        *ways or (on_ids(function(TOKENIZER), {"generated": FIVE_IDS}),),
+        works={"tokenizer": LETTERS},
+        evaluation=Evaluation(
+            function(LETTERS),
+            {"generated": TEXT},
+            TEXT,
+            [TEXT * 1.0, TEXT[:, :3], {"generated": TEXT[0]}],
+            [TEXT * 1.0, TEXT[0], (TEXT, TEXT)],
+        ),
+        **bad,
+    )
+
+
+def without(row: Mapping[str, Any]) -> list[Any]:
+    return [[{key: row[key] for key in row if key != left_out}] for left_out in row]
+
+
+METRIC_EXPORTS = on_page(
+    "metrics",
+    export(
+        metrics.language_modeling,
+        way(SUMS, function=metrics.language_modeling()),
+        evaluation=Evaluation(
+            metrics.language_modeling(),
+            ONES,
+            np.zeros(3),
+            [GUESSED, ONES | {"nll": np.ones((3, 2))}, {"nll": np.ones(3)}, {"a": ONES, "b": ONES}],
+        ),
+    ),
+    export(
+        lambda metric, num_samples=None: metrics.build(metric, num_samples=num_samples),
+        way(SUMS, function=metrics.build(metrics.language_modeling(), num_samples=4)),
+        works={"metric": TWO},
+        evaluation=on_two_classes(BUILT),
+        name="build",
+    ),
+    export(
+        metrics.classification,
+        way(TOKEN_IDS, function=metrics.build(metrics.classification(3), num_samples=6)),
+        works=OF_CLASSES,
+        evaluation=Evaluation(
+            TWO,
+            GUESSED,
+            TRUE,
+            [
+                *(GUESSED + 1, GUESSED[:, None], {"confusion": -np.ones((3, 4))}),
+                *({"probabilities": x} for x in (HALVES * NAN, HALVES * 2)),
+            ],
+            [TRUE + 1, TRUE.astype(float), TRUE > 0, TRUE[:, None]],
+        ),
+        **NAMES,
+        average=["other", None, 3, ["macro", 3]],
+        pos_label=[2, "other", None],
+    ),
+    export(
+        metrics.classification,
+        works={"id2label": {0: "a"}},
+        accepts=("num_classes",),
+        name="classification(id2label)",
+        id2label=ID2LABEL,
+    ),
+    export(
+        metrics.multi_label,
+        way(SIDE_BY_SIDE, function=metrics.build(metrics.multi_label(3), num_samples=4)),
+        works=OF_CLASSES,
+        evaluation=Evaluation(
+            metrics.multi_label(2),
+            {"probabilities": HALVES},
+            np.ones((3, 2), np.int64),
+            [HALVES, *({"probabilities": x} for x in (HALVES * NAN, HALVES * 4, HALVES[:, :1], np.ones((3, 2), int)))],
+            [np.full((3, 2), 2), np.full((3, 2), 0.5), np.full((3, 2), NAN), np.ones((3, 3)), np.ones(3)],
+        ),
+        **NAMES,
+        average=["weighted", None],
+        threshold=[[0.5] * 3, [[0.5], []]],
+    ),
+    export(
+        metrics.regression,
+        way(TARGETS, function=metrics.build(metrics.regression(), num_samples=4)),
+        evaluation=Evaluation(
+            metrics.regression(rank_correlation=True),
+            np.arange(3.0),
+            np.arange(3.0),
+            [np.arange(3), np.zeros((3, 3)), np.array(["a"] * 3)],
+            [np.full(3, NAN), np.zeros((3, 2)), np.array(["a"] * 3)],
+        ),
+    ),
+    export(
+        metrics.bootstrap,
+        way(TOKEN_IDS, function=metrics.bootstrap(metrics.classification(3), n=20)),
+        works={"metric": TWO, "n": 3},
+        evaluation=on_two_classes(metrics.bootstrap(TWO, n=5)),
+    ),
+    export(
+        lambda **given: metrics.bootstrap(TWO, n=3, **given)(CLASSIFIED),
+        works={},
+        name="bootstrap(unit)",
+        unit=["ab", [1] * 4],
+    ),
+    export(
+        metrics.by_group,
+        way(TOKEN_IDS, function=metrics.by_group(metrics.classification(3), [*"abaabb"])),
+        works={"metric": TWO, "groups": "aab"},
+        evaluation=on_two_classes(metrics.by_group(TWO, "aab")),
+        groups=[[], None, *UNITS],
+        labels=[[1], 3, "abc", [[1], ["a"], [2]]],
+    ),
+    export(
+        lambda *, metric: metrics.by_dataset(metric),
+        way(TOKEN_IDS, function=metrics.by_dataset(metrics.build(metrics.classification(3), num_samples=6))),
+        works={"metric": BUILT},
+        evaluation=on_two_classes(metrics.by_dataset(BUILT)),
+        name="by_dataset",
+        metric=[TWO],
+    ),
+    export(
+        metrics.entity_f1,
+        on_ids(metrics.entity_f1(TAGS, scheme="IOB2")),
+        on_ids(metrics.entity_f1(TAGS, scheme="IOB2", lenient=True), note="lenient"),
+        works={"id2label": PERSON, "scheme": "IOB2"},
+        evaluation=Evaluation(
+            metrics.entity_f1(PERSON, scheme="IOB2"),
+            np.array([[1, 2]]),
+            np.array([[1, -100]]),
+            [np.array([[3, 0]])],
+            [np.array([1]), np.array([[3, 0]])],
+        ),
+        id2label=[{}, {0: "O"}, {0: "O", 1: "X-A"}, {0: "", 1: "O"}, ["O"], None],
+        scheme=["other", None, 3],
+    ),
+    export(
+        metrics.label_ranking,
+        on_ids(metrics.label_ranking(), {"ranks": np.where(FIVE_LABELS < 0, -100, FIVE_IDS)}),
+        works={},
+        evaluation=Evaluation(
+            metrics.label_ranking(), {"ranks": GUESSED}, np.zeros(3), [GUESSED, {"ranks": GUESSED * 1.0}]
+        ),
+    ),
+    export(
+        metrics.calibration,
+        on_ids(metrics.calibration(), BINS),
+        evaluation=Evaluation(
+            metrics.calibration(),
+            {name: np.ones((3, 2)) for name in BINS},
+            np.zeros(3),
+            [GUESSED, {"bin_labels": np.ones((3, 2))}],
+        ),
+    ),
+    export(
+        metrics.segmentation,
+        on_ids(metrics.segmentation(5), {"ids": FIVE_IDS}),
+        works=OF_CLASSES,
+        evaluation=Evaluation(
+            metrics.segmentation(2),
+            np.zeros((1, 2, 2), int),
+            np.zeros((1, 2, 2), int),
+            [np.full((1, 2, 2), 2), np.zeros((1, 2, 3), int)],
+            [np.full((1, 2, 2), 2)],
+        ),
+        **NAMES,
+    ),
+    export(
+        metrics.retrieval,
+        on_ids(metrics.retrieval(), {"scores": RANDOM.random(FIVE_IDS.shape)}),
+        works={},
+        evaluation=Evaluation(
+            metrics.retrieval(),
+            HALVES,
+            np.ones((3, 2)),
+            [HALVES > 0, HALVES[:, :1], HALVES * NAN, HALVES[:, 0]],
+            [np.full((3, 2), -1), np.full((3, 2), NAN), np.full((3, 2), INF), np.ones(3)],
+        ),
+    ),
+    export(
+        metrics.paired_retrieval,
+        on_ids(metrics.paired_retrieval(), VECTORS),
+        works={},
+        evaluation=Evaluation(
+            metrics.paired_retrieval(), UNIT_VECTORS, np.zeros(3), [UNIT_VECTORS | {"queries": np.eye(3)[:, :2]}]
+        ),
+    ),
+    of_texts(metrics.text_match),
+    of_texts(metrics.translation, tokenize=["typo", None, 3, ["13a"]]),
+    of_texts(metrics.summarization),
+    of_texts(
+        metrics.transcription,
+        on_ids(metrics.transcription(TOKENIZER), {"generated": FIVE_IDS}),
+        on_ids(metrics.transcription(TOKENIZER), note="teacher-forced"),
+    ),
+    export(
+        metrics.glue,
+        on_ids(metrics.glue("sst2"), FIVE_IDS[:, 0] % 2, FIVE_IDS[::-1, 0] % 2),
+        works={"task": "rte"},
+        evaluation=Evaluation(metrics.glue("rte"), GUESSED, TRUE, [GUESSED + 1], [TRUE + 1]),
+        task=["other", None, 3],
+    ),
+    export(
+        metrics.from_sklearn,
+        on_ids(metrics.from_sklearn(MACRO_F1, kind="ids", greater_is_better=True)),
+        works={"function": max, "kind": "ids", "greater_is_better": True},
+        evaluation=Evaluation(
+            metrics.from_sklearn(np.dot, kind="ids", greater_is_better=None),
+            GUESSED,
+            TRUE,
+            [GUESSED[:, None]],
+            [(TRUE, TRUE)],
+        ),
+        function=[lambda x, y: 1.0, None, 3, torchmetrics.MeanAbsoluteError],
+    ),
+    export(
+        metrics.from_evaluate,
+        on_ids(metrics.from_evaluate(MODULE, kind="ids", higher_is_better=UPWARDS)),
+        works={
+            "module": SimpleNamespace(features={}, add_batch=print, compute=print),
+            "kind": "ids",
+            "higher_is_better": {"a": True},
+        },
+        module=["nowhere.py", 3, None, SimpleNamespace(compute=print)],
+        higher_is_better=[{"a": direction} for direction in ("yes", 1, NAN)],
+    ),
+    export(
+        metrics.from_torchmetrics,
+        on_ids(metrics.from_torchmetrics(MulticlassAccuracy(5), kind="ids")),
+        works={"module": torchmetrics.MeanAbsoluteError(), "kind": "scores"},
+        module=[3, None, torchmetrics.MeanAbsoluteError, torchmetrics.MetricCollection([])],
+    ),
+    export(
+        metrics.preferences,
+        on_ids(metrics.preferences(), {**REWARDS, "pairs": np.array([1.0, 0, 1, 1, 1, 1, 0, 1])}),
+        evaluation=Evaluation(
+            metrics.preferences(),
+            {name: np.ones(3) for name in (*REWARDS, "pairs")},
+            np.zeros(3),
+            [GUESSED, {name: np.ones((3, 1)) for name in (*REWARDS, "pairs")}],
+        ),
+    ),
+    export(
+        metrics.extractive_qa,
+        way(ANSWERED, function=metrics.extractive_qa(EXAMPLES, PLACED)),
+        works={"examples": [EXAMPLE], "features": [FEATURE]},
+        evaluation=Evaluation(
+            metrics.extractive_qa([EXAMPLE], [FEATURE]),
+            SPAN,
+            np.zeros((1, 2)),
+            [
+                SPAN | changed
+                for changed in (
+                    {"starts": np.array([2])},
+                    {"scores": np.ones((1, 2))},
+                    {"null_scores": np.zeros((1, 1))},
+                )
+            ],
+        ),
+        examples=[
+            *([], [3], "text"),
+            *([{**EXAMPLE, "answers": answers}] for answers in (["a"], None, {"texts": ["a"]})),
+            *([{**EXAMPLE, "answers": {"text": answers}}] for answers in ("rains", None, 3, [3])),
+            *([{**EXAMPLE, "context": None}], *without(EXAMPLE)),
+        ],
+        features=[
+            *([], [3], "text"),
+            *([{**FEATURE, "offset_mapping": offsets}] for offsets in ([3], [(1, 2, 3)], ["ab"])),
+            *without(FEATURE),
+            *([{**FEATURE, "start_positions": end, "end_positions": end}] for end in ("a", None, [1, 2])),
+            [{**FEATURE, "start_positions": 1, "end_positions": [1, 2]}],
+        ],
+        null_threshold=[NAN],
+    ),
+    export(
+        metrics.Metric,
+        works={"statistics": dict, "score": dict, "higher_is_better": {"error": False}},
+        why="the type of all metrics",
+        higher_is_better=[{"error": "yes"}, {"error": 1}, {"loss": False}],
+    ),
+    export(
+        metrics.best_model_kwargs,
+        works={"key": "perplexity"},
+        accepts=("metric",),
+        why="looks a direction up",
+        key=["other", "entropy"],
+        metric=["text", 3],
+    ),
+    export(
+        metrics.tuned_thresholds,
+        works={"probabilities": HALVES, "labels": np.ones((3, 2))},
+        why=OPTION,
+        probabilities=[HALVES * NAN, HALVES * 4, HALVES[:, :1], [[0.1], [0.1, 0.2]], "text"],
+        labels=[np.ones(3), np.full((3, 2), 2), "text"],
+    ),
+    export(
+        metrics.compare,
+        works={"metric": TWO, "first": CLASSIFIED, "second": CLASSIFIED, "n": 3},
+        why="takes two evaluations",
+        second=[None, evaluated(GUESSED[:2], TRUE[:2]), evaluated(GUESSED, 1 - TRUE)],
+        unit=["ab"],
+    ),
+    export(
+        metrics.with_labels_from,
+        works={"metric": TWO, "column": "answers"},
+        evaluation=Evaluation(
+            metrics.with_labels_from(TWO, "answers"),
+            {"ids": GUESSED, "answers": TRUE},
+            TRUE,
+            [{"ids": GUESSED}, GUESSED],
+        ),
+        why="takes labels out of the predictions of another metric",
+    ),
+    export(
+        metrics.decode,
+        works={"ids": TEXT, "tokenizer": LETTERS},
+        why="makes texts of ids",
+        ids=[[[1]], TEXT[0], TEXT * 1.0, None],
+    ),
+    export(metrics.to_evaluate, works={"metric": TWO, "kind": "ids"}, why="makes a module of evaluate"),
+)
+
+# Not exported by the packages' indexes, with inputs that can be wrong all the same.
+FURTHER = [
+    export(
+        metric_rules,
+        works={"predictions": np.arange(4), "labels": np.arange(4)},
+        predictions=[3, "text", np.arange(3)],
+        labels=[3, None],
+    ),
+    export(
+        plots.reliability_diagram,
+        works={"columns": {name: [[1, 3]] for name in BINS}},
+        columns=[
+            *({name: np.ones((1, 0)) for name in BINS}, None, "text", {}, {"x": 1}),
+            *({name: [[1, 3]] for name in BINS} | {"bin_correct": x} for x in (1, "text")),
+        ],
+    ),
+    export(
+        plots.group_bars,
+        works={"scores": {"accuracy/de": 0.5}, "key": "accuracy"},
+        scores=[{}, {"accuracy/de": "text"}],
+        key=["other"],
+    ),
 ]
+
+EXPORTS = [
+    *(*LOSS_EXPORTS, *TERM_EXPORTS, *OUTCOME_EXPORTS, *REAL_EXPORTS, *OPTION_EXPORTS),
+    *(*COLLATOR_EXPORTS, *REDUCER_EXPORTS, *METRIC_EXPORTS),
+]
+LOSSES = entries(LOSS_EXPORTS)
+TERMS, OUTCOME_TERMS, REAL_TERMS = map(entries, (TERM_EXPORTS, OUTCOME_EXPORTS, REAL_EXPORTS))
+REDUCERS = entries(REDUCER_EXPORTS)
+METRICS = entries(METRIC_EXPORTS)
 
 # --- exceptions ------------------------------------------------------------------------------------------------------
 
@@ -459,44 +1388,4 @@ WAITS_MORE_OFTEN = {
     "add_losses": (2, "each part reads its labels itself"),
     "add_losses of two losses": (2, "each part reads its labels itself"),
     "distillation_loss from the best ids": (2, "the teacher's ids and log-probabilities are checked beside the labels"),
-}
-
-# Exported, and no loss, term, reducer or metric over logits and labels: tested where the reason says.
-NOT_CALLED_BY_THE_TRAINER = {
-    "Combined": "the type that weighted_sum, token_weighted and class_weighted return",
-    "token_statistics": "the kernel itself",
-    "head_token_statistics": "the kernel itself",
-    "hidden_states": "a source of losses and reducers, needs a model",
-    "class_counts": "prepares an option",
-    "balanced_class_weights": "prepares an option",
-    "balanced_pos_weight": "prepares an option",
-    "effective_number_weights": "prepares an option",
-    "ldam_margins": "prepares an option",
-    "coral_levels": "levels of ordinal_loss",
-    "corn_levels": "levels of ordinal_loss",
-    "batch_hard": "mining of triplet_loss",
-    "semi_hard": "mining of triplet_loss",
-    "forward_kl": "a divergence of distillation_loss",
-    "reverse_kl": "a divergence of distillation_loss",
-    "jensen_shannon": "a divergence of distillation_loss",
-    "total_variation": "a divergence of distillation_loss",
-    "teacher_divergence": "a term of distillation_loss",
-    "bradley_terry": "an objective over pairs",
-    "cpo": "an objective over pairs",
-    "dpo": "an objective over pairs",
-    "ipo": "an objective over pairs",
-    "kto": "an objective over pairs",
-    "orpo": "an objective over pairs",
-    "simpo": "an objective over pairs",
-    "sequence_log_probs": "sums of the kernel, by row",
-    "precompute_reference_log_probs": "prepares a dataset",
-    "Metric": "the type of all metrics",
-    "best_model_kwargs": "looks a direction up",
-    "tuned_thresholds": "prepares an option",
-    "compare": "takes two evaluations",
-    "with_labels_from": "takes labels out of the predictions of another metric",
-    "decode": "makes texts of ids",
-    "to_evaluate": "makes a module of evaluate",
-    "TrainingMetrics": "sums of what was trained on",
-    "token_bytes": "prepares an option",
 }

@@ -217,7 +217,7 @@ def test_process_without_labels_changes_no_score(processes, record_property):
 
 @pytest.mark.parametrize("name", FSDP)
 def test_sharded_models_train_as_one(processes, name, record_property):
-    """For hidden states the head is not resharded after forward; tests/lossfns/core/test_hidden_ranks.py checks that others fail."""
+    """For hidden states the head is not resharded after forward; test_hidden_ranks.py checks that others fail."""
     differences = [process["fsdp"][name] for process in processes]
     record(record_property, f"FSDP2 on the CPU: {name}", len(processes), f"parameters off by {max(differences):.1e}")
     if name.startswith(BROKEN):
