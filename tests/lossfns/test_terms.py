@@ -587,7 +587,9 @@ def test_learned_part_of_weight_zero_stays_in_the_graph():
 
 
 @pytest.mark.parametrize(
-    "parts", [(), (cross_entropy,), ((cross_entropy, 1.0),), ((1.0, "focal"),), ((1.0, cross_entropy, 2.0),)], ids=str
+    "parts",
+    [(), (cross_entropy,), ((cross_entropy, 1.0),), ((1.0, "focal"),), ((1.0, cross_entropy, 2.0),)],
+    ids=["none", "no weight", "weight last", "a text", "three values"],
 )
 def test_invalid_parts_of_a_sum_raise(parts):
     with pytest.raises(TypeError, match=r"pairs? \(weight, term\)|\(weight, term\) pair"):

@@ -132,7 +132,7 @@ def copying(model):
     return model
 
 
-def test_a_copy_is_known_by_its_graph(monkeypatch):
+def test_copy_is_recognized_by_its_graph(monkeypatch):
     """Comparing values would wait for the device in every step; without a graph they are what there is."""
     model = tiny.model("llama")
     source = hidden_states(model)

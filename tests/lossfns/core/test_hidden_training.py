@@ -30,7 +30,7 @@ def test_families(name, tied):
 
 
 @pytest.mark.parametrize(("name", "option"), [("gemma2", "final_logit_softcapping"), ("cohere", "logit_scale")])
-def test_what_stands_behind_the_head_matters(name, option):
+def test_scale_and_cap_after_the_head_are_applied(name, option):
     """Broken: without the soft-cap or scale of the config the comparison would have found another model."""
     expected = tiny.parameters_after(tiny.trainer(tiny.model(name), ROWS, summed))
     changed = tiny.parameters_after(
@@ -216,7 +216,7 @@ def test_a_frozen_decoder():
 # --- what the Trainer sees -------------------------------------------------------------------------------------------
 
 
-def test_one_logit_a_row_reaches_the_loss_until_the_source_is_removed():
+def test_model_returns_one_logit_per_row_until_the_source_is_removed():
     model, spy = tiny.model("llama"), LossSpy()
     source = hidden_states(model)
     tiny.trainer(model, ROWS[:8], spy).train()
