@@ -446,7 +446,7 @@ def mean_of_the_call(outputs, labels, num_items_in_batch=None):
     return preference_loss(outputs, labels) / (16 // outputs["logits"].shape[0])
 
 
-def test_unequal_counts_reveal_a_mean_of_means():
+def test_unequal_counts_tell_the_mistake_apart():
     data = referenced(with_empty())
     once, often = accumulated(mean_of_the_call, data, 1), accumulated(mean_of_the_call, data, 4)
     assert max((often[name] - value).abs().max() for name, value in once.items()) > 1e-6
