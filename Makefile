@@ -1,4 +1,5 @@
-# make test    lint, types, tests and doctests
+# make test    lint, types, tests and doctests, in two processes: six minutes on 2 cores
+# make test-fast   the tests that start no process and take less than ten seconds each: two minutes
 # make demo    the project on a real model, with a table and a picture of what it saves
 # make bench   time and memory beside the stock loss
 # make test-distributed   everything in two and three processes: four minutes on 2 cores
@@ -26,13 +27,21 @@ export PIP_RETRIES ?= 10
 OFFLINE := HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
 .DELETE_ON_ERROR:
-.PHONY: help test lint demo bench peers test-distributed test-versions setup data clean
+.PHONY: help test test-fast lint demo bench peers test-distributed test-versions setup data clean
 
 help:
 	@sed -n '/^# \{0,1\}/!q; s/^# \{0,1\}//p' Makefile
 
+# All tests of a file run in one worker, so that each fixture of a file is made once. `make test WORKERS=0` runs
+# everything in this process, which a debugger needs.
+WORKERS ?= 2
+PYTEST = $(OFFLINE) $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
+
 test: lint data
-	$(OFFLINE) $(BIN)/python -m pytest --doctest-modules tests $(PACKAGES)
+	$(PYTEST) --doctest-modules tests $(PACKAGES)
+
+test-fast: data
+	$(PYTEST) -m "not slow and not distributed and not heavy" tests
 
 test-distributed: setup
 	$(OFFLINE) $(BIN)/python -m benchmarks.distributed

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from lossfns import causal_lm_loss, hidden_states
 from tests import oracle, tiny
-from tests.hidden.trained import lora
+from tests.lossfns.core.trained import lora
 from tests.test_end_to_end import EVAL, MODES, by_loop, check, evaluator, scores_of
 
 pytestmark = [pytest.mark.distributed, pytest.mark.heavy, pytest.mark.timeout(1800)]
@@ -217,7 +217,7 @@ def test_process_without_labels_changes_no_score(processes, record_property):
 
 @pytest.mark.parametrize("name", FSDP)
 def test_sharded_models_train_as_one(processes, name, record_property):
-    """For hidden states the head is not resharded after forward; tests/hidden/test_ranks.py checks that others fail."""
+    """For hidden states the head is not resharded after forward; test_hidden_ranks.py checks that others fail."""
     differences = [process["fsdp"][name] for process in processes]
     record(record_property, f"FSDP2 on the CPU: {name}", len(processes), f"parameters off by {max(differences):.1e}")
     if name.startswith(BROKEN):

@@ -95,7 +95,7 @@ def test_class_weights_with_smoothing_differ_from_a_weighted_smoothed_loss():
         class_weighted(partial(focal, gamma=0.5), WEIGHTS),
         weighted_sum((1.0, cross_entropy), (0.1, z_loss), (-0.1, lambda entropy: entropy)),
     ],
-    ids=repr,
+    ids=["cross_entropy", "smoothed", "focal", "weighted", "sum"],
 )
 def test_loss_of_mixed_labels_is_the_mixture_of_their_losses(term):
     """Mixup: 0.3 of one label and 0.7 of the other, for any term."""

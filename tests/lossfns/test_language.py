@@ -1,5 +1,6 @@
 """The losses as the Trainer calls them: counts, forms of outputs and labels, overwriting, graphs, bad input."""
 
+import math
 from functools import partial
 
 import pytest
@@ -7,9 +8,17 @@ import torch
 import torch.nn.functional as F
 from transformers.modeling_outputs import CausalLMOutput, MoeCausalLMOutputWithPast
 
-from lossfns import causal_lm_loss, cross_entropy, masked_lm_loss, seq2seq_lm_loss, smoothed_cross_entropy
+from lossfns import (
+    causal_lm_loss,
+    cross_entropy,
+    focal,
+    masked_lm_loss,
+    multi_token_loss,
+    seq2seq_lm_loss,
+    smoothed_cross_entropy,
+)
 from lossfns._core import block
-from tests import oracle
+from tests import oracle, tiny
 
 N = oracle.IGNORED
 B, S, V = 2, 5, 11
@@ -554,3 +563,105 @@ def test_misspelt_options_are_refused():
 def test_the_spy_sees_the_work(rows_read):
     causal_lm_loss(normal(B, S, V).requires_grad_(), LABELS)
     assert sum(rows_read) == NEXT
+
+
+# --- several tokens at once ------------------------------------------------------------------------------------------
+
+HEAD_LABELS = torch.tensor([[N, 3, N, 6, 2], [0, 2, 2, 1, N]])
+HEADS = ("logits", "second", "third")
+HEAD_WEIGHTS = (1.0, 0.3, 0.1)
+HEAD_TERMS = {
+    "cross-entropy": ({}, lambda p: -math.log(p)),
+    "focal": ({"term": focal}, lambda p: -((1 - p) ** 2) * math.log(p)),
+}
+
+
+def head_logits(seed):
+    return torch.randn(2, 5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+HEAD_LOGITS = [head_logits(seed) for seed in range(3)]
+
+
+def multi_token_by_loop(heads, labels, formula, count):
+    total = 0.0
+    for shift, (weight, logits) in enumerate(zip(HEAD_WEIGHTS, heads, strict=True), 1):
+        for place, row in oracle.pairs(logits, labels, shift=shift):
+            x = logits[row].tolist()
+            total += weight * formula(math.exp(x[int(labels[place])]) / math.fsum(map(math.exp, x)))
+    return total / count
+
+
+@pytest.mark.parametrize(("options", "formula"), HEAD_TERMS.values(), ids=HEAD_TERMS)
+@pytest.mark.parametrize(("given", "count"), [(None, 6), (11, 11), (torch.tensor([[4], [7]]), 11)])
+def test_every_head_looks_one_token_further(options, formula, given, count):
+    outputs = dict(zip(HEADS, HEAD_LOGITS, strict=True))
+    found = multi_token_loss(outputs, HEAD_LABELS, given, heads=HEADS, weights=HEAD_WEIGHTS, **options)
+    assert found.item() == pytest.approx(multi_token_by_loop(HEAD_LOGITS, HEAD_LABELS, formula, count), rel=1e-12)
+
+
+def multi_token_gradients(loss):
+    leaves = [logits.clone().requires_grad_() for logits in HEAD_LOGITS]
+    outputs = dict(zip(HEADS, [leaf * 1 for leaf in leaves], strict=True))
+    return torch.autograd.grad(loss(outputs, HEAD_LABELS, heads=HEADS, weights=HEAD_WEIGHTS), leaves)
+
+
+def test_multi_token_gradients():
+    def loss(*heads):
+        return multi_token_loss(dict(zip(HEADS, heads, strict=True)), HEAD_LABELS, heads=HEADS, weights=HEAD_WEIGHTS)
+
+    assert torch.autograd.gradcheck(loss, [logits.clone().requires_grad_() for logits in HEAD_LOGITS])
+
+
+def test_multi_token_logits_may_be_overwritten():
+    overwriting = partial(multi_token_loss, overwrite_logits=True)
+    assert all(map(torch.equal, multi_token_gradients(overwriting), multi_token_gradients(multi_token_loss)))
+
+
+def test_rows_too_short_to_look_ahead():
+    outputs = {name: logits[:, :2] for name, logits in zip(HEADS, HEAD_LOGITS, strict=True)}
+    found = multi_token_loss(outputs, HEAD_LABELS[:, :2], heads=HEADS, weights=HEAD_WEIGHTS)
+    first = multi_token_loss(outputs, HEAD_LABELS[:, :2], heads=HEADS[:1], weights=HEAD_WEIGHTS[:1])
+    assert found.item() == first.item()
+
+
+def test_number_of_weights_equals_number_of_heads():
+    with pytest.raises(ValueError, match="one weight per head"):
+        multi_token_loss({"logits": HEAD_LOGITS[0]}, HEAD_LABELS, heads=HEADS, weights=(1.0,))
+    with pytest.raises(TypeError, match="heads must be a sequence, got 'logits'"):
+        multi_token_loss({"logits": HEAD_LOGITS[0]}, HEAD_LABELS, heads="logits", weights=(1.0,) * 6)
+
+
+def test_missing_head_raises():
+    with pytest.raises(ValueError, match="expected 'second' among the outputs"):
+        multi_token_loss({"logits": HEAD_LOGITS[0]}, HEAD_LABELS, heads=HEADS[:2], weights=(1.0, 0.5))
+
+
+class TwoHeads(torch.nn.Module):
+    """A causal language model with one more head."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = tiny.model("llama")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(1)
+            self.second = torch.nn.Linear(tiny.HIDDEN, tiny.VOCAB, dtype=torch.float64)
+
+    def forward(self, input_ids, attention_mask, labels=None, **kwargs):
+        found = self.model(input_ids=input_ids, attention_mask=attention_mask, output_hidden_states=True)
+        return {"logits": found.logits, "second": self.second(found.hidden_states[-1])}
+
+
+def test_multi_token_accumulation_is_one_big_batch():
+    rows = [{**row, "labels": row["labels"].index_fill(0, torch.tensor([0]), N)} for row in tiny.lm_rows(8)]
+    loss = partial(multi_token_loss, heads=HEADS[:2], weights=(1.0, 0.5))
+    found = [
+        tiny.gradient_of(
+            tiny.trainer(
+                TwoHeads(), rows, loss, per_device_train_batch_size=8 // steps, gradient_accumulation_steps=steps
+            )
+        )
+        for steps in (1, 4)
+    ]
+    torch.testing.assert_close(*found, rtol=0, atol=1e-12)
+    assert found[0].abs().max() > 1e-3

@@ -232,7 +232,7 @@ def test_rows_that_are_not_scored_have_no_gradient(monkeypatch, dtype, scored):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(3, 5), (1,), (64, 1 << 15)])
-def test_untouched_zeros_are_like_any_other(shape, dtype):
+def test_lazily_zeroed_memory_equals_torch_zeros(shape, dtype):
     found = row_chunks.lazy_zeros(shape, dtype)
     assert torch.equal(found, torch.zeros(shape, dtype=dtype))
     assert found.is_contiguous()
@@ -310,7 +310,7 @@ def test_a_label_of_probability_zero():
 
 
 @pytest.mark.parametrize("poison", [-torch.inf, torch.inf, torch.nan])
-def test_ignored_rows_are_never_looked_at(poison):
+def test_ignored_rows_are_not_read(poison):
     def masked_by_multiplication(x, labels, fields):
         return {name: oracle.plain(x, labels.clamp(min=0), (name,))[name] * (labels != N) for name in fields}
 

@@ -506,6 +506,16 @@ def test_learned_part_of_weight_zero_stays_in_the_graph():
         assert scale.grad.item() == 0.0
 
 
+@pytest.mark.parametrize(
+    "parts",
+    [(), (cross_entropy,), ((cross_entropy, 1.0),), ((1.0, "focal"),), ((1.0, cross_entropy, 2.0),)],
+    ids=["none", "no weight", "weight last", "a text", "three values"],
+)
+def test_invalid_parts_of_a_sum_raise(parts):
+    with pytest.raises(TypeError, match=r"pairs? \(weight, term\)|\(weight, term\) pair"):
+        weighted_sum(*parts)
+
+
 def test_extra_with_the_name_of_an_option_raises():
     def powered(log_prob, *, gamma=2.0):
         return -log_prob * gamma

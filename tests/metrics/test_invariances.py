@@ -10,8 +10,8 @@ from sklearn.metrics import f1_score
 
 import metrics
 from metrics._core.evaluation import mapped
-from tests.kit import registry
-from tests.kit.registry import Entry
+from tests import registry
+from tests.registry import Entry
 
 from . import test_text
 from .evaluations import evaluation

@@ -39,7 +39,7 @@ from types import SimpleNamespace
 import numpy as np
 import metrics
 from metrics import plots
-from tests.kit.registry import METRICS
+from tests.registry import METRICS
 from tests.metrics.test_in_trainer import language
 
 folder = pathlib.Path(sys.argv[1])

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from reducers.testing import check_reducer, reducer_rules
-from tests.kit import registry
+from tests import registry
 from tests.kit.verdicts import broken_rules
 
 IGNORED = -100

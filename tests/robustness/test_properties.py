@@ -1,4 +1,4 @@
-"""Whatever the shapes, dtypes, strides, masks, chunks and options: the numbers are those of plain float64 formulas."""
+"""Random shapes, dtypes, strides, masks, chunks and options give the numbers of plain float64 formulas."""
 
 import inspect
 import itertools
@@ -47,12 +47,12 @@ def run(property_: Callable[[Any], None], strategy: st.SearchStrategy, number: i
 
 
 def holds(property_: Callable[[Any], None], strategy: st.SearchStrategy, *, number: int) -> None:
-    """See to it that a property holds."""
+    """Assert that a property holds."""
     run(property_, strategy, number)
 
 
 def fails(property_: Callable[[Any], None], strategy: st.SearchStrategy) -> None:
-    """See to it that the same check finds a mistake, and finds it soon."""
+    """Assert that the same check finds a mistake within 50 cases."""
     with pytest.raises(AssertionError):
         run(property_, strategy, 50, phases=[Phase.generate], report_multiple_bugs=False)
 
@@ -374,7 +374,7 @@ def test_losses_of_classes():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.int64, torch.uint8, torch.bool])
-def test_labels_side_by_side(dtype):
+def test_multi_label_dtypes(dtype):
     def check(case):
         logits, _, missing, chances, (weights, _, _), _, smoothing = case
         labels = chances if dtype.is_floating_point else chances > 0.2
@@ -457,7 +457,7 @@ def test_pixels_of_any_integer(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int64])
-def test_label_156_is_a_label(dtype):
+def test_uint8_label_156_is_not_the_ignored_index(dtype):
     """It is what -100 becomes in uint8."""
     logits, label = (
         torch.randn(1, 200, generator=torch.Generator().manual_seed(0)).double(),
@@ -619,7 +619,7 @@ def test_scores_of_groups_are_those_of_their_rows():
 
 
 @pytest.mark.parametrize("side", ["queries", "documents"])
-def test_vectors_that_are_not_numbers_find_nothing(side):
+def test_nan_vectors_retrieve_nothing(side):
     vectors = {"queries": np.eye(12), "documents": np.eye(12)}
     vectors[side] = np.full((12, 12), np.nan)
     assert metrics.paired_retrieval((1, 10))(evaluation(vectors, np.zeros(12))) == {

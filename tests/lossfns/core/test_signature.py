@@ -58,13 +58,13 @@ MISSPELT = {
 
 
 @pytest.mark.parametrize("name", MISSPELT)
-def test_an_option_that_is_not_there_is_named_beside_those_that_are(name):
+def test_unknown_option_is_named_with_the_known_ones(name):
     call, message = MISSPELT[name]
     with pytest.raises(TypeError, match=message.replace(" .*", " has no option .*", 1)):
         call()
 
 
-def test_what_takes_anything_has_every_option():
+def test_function_with_variadic_keywords_has_every_option():
     def any_term(log_prob, **options):
         return -log_prob
 

@@ -10,7 +10,7 @@ from lossfns import causal_lm_loss, hidden_states
 from metrics import build, language_modeling
 from reducers import argmax, combine, sample_sums, token_log_probs, top_k
 from tests import tiny
-from tests.hidden.trained import lora
+from tests.lossfns.core.trained import lora
 
 ROWS = sorted(tiny.lm_rows(9), key=lambda row: len(row["labels"]))  # batches of other lengths
 REDUCERS = {

@@ -11,7 +11,7 @@ from metrics import build, language_modeling
 from reducers import argmax, combine, sample_sums
 from tests import tiny
 from tests.contract.probes import summed
-from tests.hidden.trained import ROWS, lora
+from tests.lossfns.core.trained import ROWS, lora
 
 pytestmark = pytest.mark.distributed
 

@@ -218,7 +218,7 @@ def work(head):
 
 @pytest.mark.parametrize("kind", ["linear", "with a bias"])
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
-def test_both_ways_to_multiply_agree(kind, autocast, monkeypatch):
+def test_plain_and_module_products_agree(kind, autocast, monkeypatch):
     """By hand and by the module."""
     head = seeded(HEADS[kind])
 
@@ -255,7 +255,7 @@ def close(found, exact, usual):
     assert (found - exact).abs().max() <= (usual - exact).abs().max() + ulp
 
 
-def test_what_is_transposed():
+def test_only_narrow_products_are_transposed():
     """Nothing else: it would take many times as long."""
     asked = {(rows, dtype): torch.empty(rows, V, dtype=dtype) for rows in (1, 8, 16, 17, 128) for dtype in DTYPES}
     found = {key for key, logits in asked.items() if head_products._is_faster_transposed(logits)}
@@ -316,7 +316,7 @@ class Dropping(nn.Module):
         return self.linear(self.dropout(x))
 
 
-def test_dropout_is_drawn_once_a_row_where_one_pass_is_taken():
+def test_dropout_is_drawn_once_per_row_in_one_pass():
     """The gradient belongs to the drawn value: along it the loss changes as it says."""
     head = seeded(Dropping).double()
     h = hidden().requires_grad_()

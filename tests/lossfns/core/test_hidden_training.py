@@ -17,7 +17,7 @@ from lossfns import (
 )
 from tests import tiny
 from tests.contract.probes import COMPILES, LossSpy, summed
-from tests.hidden.trained import ROWS, compare, gradients, lora
+from tests.lossfns.core.trained import ROWS, compare, gradients, lora
 
 FAMILIES = ["llama", "qwen2", "gemma2", "cohere", "granite", "gpt2"]
 EXACT = 1e-12
@@ -30,7 +30,7 @@ def test_families(name, tied):
 
 
 @pytest.mark.parametrize(("name", "option"), [("gemma2", "final_logit_softcapping"), ("cohere", "logit_scale")])
-def test_what_stands_behind_the_head_matters(name, option):
+def test_scale_and_cap_after_the_head_are_applied(name, option):
     """Broken: without the soft-cap or scale of the config the comparison would have found another model."""
     expected = tiny.parameters_after(tiny.trainer(tiny.model(name), ROWS, summed))
     changed = tiny.parameters_after(
@@ -216,7 +216,7 @@ def test_a_frozen_decoder():
 # --- what the Trainer sees -------------------------------------------------------------------------------------------
 
 
-def test_one_logit_a_row_reaches_the_loss_until_the_source_is_removed():
+def test_model_returns_one_logit_per_row_until_the_source_is_removed():
     model, spy = tiny.model("llama"), LossSpy()
     source = hidden_states(model)
     tiny.trainer(model, ROWS[:8], spy).train()

@@ -59,7 +59,7 @@ def test_accumulation(term, overwrite):
 
 @overwriting
 @pytest.mark.parametrize("first", [0, 3], ids=["one ignored row a sample", "most ignored"])
-def test_a_default_device_of_the_user_s(monkeypatch, overwrite, first):
+def test_default_device_of_the_user_is_respected(monkeypatch, overwrite, first):
     """Where the logits are is what counts: `torch.set_default_device` must not move the host's own index."""
     logits, labels = torch.randn(B, S, 1 << 13, requires_grad=True), LABELS.clamp(min=0)
     labels[:, :first] = -100
@@ -71,7 +71,7 @@ def test_a_default_device_of_the_user_s(monkeypatch, overwrite, first):
     assert torch.equal(logits.grad, expected)
 
 
-def test_a_default_device_of_the_user_s_elsewhere():
+def test_default_device_other_than_the_logits_is_respected():
     """The numbers that objectives and collators make of lists stay beside what they belong to."""
     ratios, rows = torch.tensor([0.5, -0.5]), [{"labels": [1, 2], "w": [0.5, 1.0]}, {"labels": [3, 4], "w": [2.0, 1.0]}]
 
@@ -93,7 +93,7 @@ def test_a_default_device_of_the_user_s_elsewhere():
 
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("shape", [(), (2, 3)], ids=["a scale of the head", "a weight"])
-def test_the_factor_on_a_device(shape, again):
+def test_backward_scales_by_the_upstream_gradient_on_its_device(shape, again):
     """Elsewhere than on a CPU, of which only the shapes can be seen here."""
     gradient = torch.zeros(shape, dtype=torch.bfloat16, device="meta")
     with mock.patch.object(autograd, "graph_is_kept", return_value=again):
@@ -102,7 +102,7 @@ def test_the_factor_on_a_device(shape, again):
 
 
 @pytest.mark.parametrize("keep", [False, True], ids=["in place", "the graph is kept"])
-def test_a_factor_is_not_rounded_to_the_gradient_s_dtype(keep):
+def test_upstream_gradient_is_not_rounded_to_the_dtype_of_the_logits(keep):
     """bfloat16 holds 0.3 as 0.30078: every gradient of 0.3 times a loss would be a quarter of a percent too large."""
     logits = head(torch.float32)(HIDDEN.float()).detach().bfloat16().requires_grad_()
     (plain,) = torch.autograd.grad(causal_lm_loss(logits, LABELS), logits)
@@ -194,7 +194,7 @@ def test_hooks_on_the_graph_of_a_chunk_are_found(monkeypatch):
         check_checkpointing(roundabout, False)
 
 
-def test_hooks_are_the_users_again_afterwards():
+def test_saved_tensor_hooks_of_the_user_are_restored():
     graph, saved, x = torch.autograd.graph, [], torch.ones(2, requires_grad=True)
     with graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
         with without_saved_tensor_hooks(), without_saved_tensor_hooks():
@@ -290,7 +290,7 @@ def asked_inside_backward(**options):
     return answers
 
 
-def test_torch_still_answers_the_private_question():
+def test_torch_still_tells_whether_the_graph_is_kept():
     assert hasattr(torch._C._autograd, "_get_current_graph_task_keep_graph")
     assert asked_inside_backward(retain_graph=True) == [True]
     assert asked_inside_backward(retain_graph=False) == [False]
@@ -308,14 +308,14 @@ def check_twice():
     torch.testing.assert_close(torch.einsum("bsv,bsh->vh", last, HIDDEN), true_gradient(), rtol=0, atol=1e-13)
 
 
-def test_where_torch_cannot_tell_the_gradient_is_copied(monkeypatch):
+def test_gradient_is_copied_when_torch_cannot_tell_whether_the_graph_is_kept(monkeypatch):
     check_twice()
     monkeypatch.delattr(torch._C._autograd, "_get_current_graph_task_keep_graph")
     assert asked_inside_backward() == [True]
     check_twice()
 
 
-def test_giving_the_buffer_away_while_the_graph_is_kept_is_found(monkeypatch):
+def test_sharing_the_buffer_while_the_graph_is_kept_is_found(monkeypatch):
     monkeypatch.setattr(autograd, "graph_is_kept", lambda: False)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         check_twice()

@@ -225,7 +225,7 @@ def test_wrong_divisors_are_found(loss, labels, split):
     assert (found - expected).abs().max() > 0.1 * expected.abs().max()
 
 
-def test_the_stock_loss_of_sequence_classification_is_found():
+def test_stock_loss_of_sequence_classification_fails_the_comparison():
     """CONTRACT 13: its gradients grow with the accumulation steps."""
     rows = rows_with(torch.arange(8) % 3, "bert_cls")
     expected = whole(head("bert_cls", 3), rows, soft_mean)
@@ -291,7 +291,7 @@ def test_masked_labels_keep_their_dtype(dtype):
         (lambda: mask_missing(dict)({"labels": torch.zeros(2).long()}), ValueError, "floating labels, got torch.int64"),
     ],
 )
-def test_what_the_collators_refuse(call, error, message):
+def test_collators_raise(call, error, message):
     with pytest.raises(error, match=message):
         call()
 
@@ -317,7 +317,7 @@ def differences() -> dict[str, float]:
 
 
 @pytest.mark.distributed
-def test_two_ranks_are_one():
+def test_two_ranks_train_as_one_process():
     for found in tiny.run_distributed(differences):
         assert found.keys() == LOSSES.keys()
         assert max(found.values()) < 1e-7, found

@@ -56,7 +56,7 @@ def test_accumulation_is_one_big_batch(expected, accumulation, overwrite):
     assert_equal_parameters(trained(tiny.model("llama"), loss=loss, accumulation=accumulation), expected)
 
 
-def test_unequal_counts_tell_the_mistake_apart(expected):
+def test_unequal_counts_reveal_a_mean_of_means(expected):
     counts = {tiny.count(ROWS[first : first + 2], shift=1) for first in range(0, 8, 2)}
     assert len(counts) > 2
     with pytest.raises(AssertionError):

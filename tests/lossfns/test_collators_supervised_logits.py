@@ -11,7 +11,7 @@ from lossfns.collators.labels import keep_supervised_logits
 from reducers import sample_sums
 from tests import tiny
 from tests.contract.probes import LossSpy, summed
-from tests.hidden.test_training import Stream, unsupervised
+from tests.lossfns.core.test_hidden_training import Stream, unsupervised
 
 EXACT = 1e-12
 
@@ -25,7 +25,7 @@ ROWS = [prompted(row) for row in tiny.lm_rows(24)]
 
 
 @pytest.mark.parametrize("pad", [tiny.pad, tiny.pad_left], ids=["right", "left"])
-def test_what_is_kept(pad):
+def test_only_supervised_logits_are_kept(pad):
     """Each position before a label of any row, and the last one, by a loop."""
     whole, batch = pad(ROWS[:8]), keep_supervised_logits(pad)(ROWS[:8])
     labels, length = whole["labels"].tolist(), whole["labels"].shape[1]
@@ -43,7 +43,7 @@ def test_nothing_supervised():
     assert batch["logits_to_keep"].tolist() == [batch["input_ids"].shape[1] - 1]
 
 
-def test_a_first_label_is_predicted_by_nothing():
+def test_first_label_is_not_predicted():
     collate = keep_supervised_logits(lambda features: {"labels": torch.tensor(features)})
     assert collate([[5, -100, 7]])["labels"].tolist() == [[-100, 7]]
     assert collate([[5, -100, 7]])["logits_to_keep"].tolist() == [1, 2]
@@ -94,7 +94,7 @@ def test_evaluation():
         assert found[name] == pytest.approx(expected[name], abs=EXACT)
 
 
-def test_forgetting_the_first_column_would_be_wrong():
+def test_cutting_labels_without_the_first_column_is_found():
     """Broken: labels at their own kept positions, as one might cut them, are other targets."""
 
     def broken(rows):
@@ -115,7 +115,7 @@ def test_forgetting_the_first_column_would_be_wrong():
     assert (wrong - expected).norm() > 0.1 * expected.norm()
 
 
-def test_it_can_be_pickled():
+def test_collator_can_be_pickled():
     collate = pickle.loads(pickle.dumps(keep_supervised_logits(tiny.pad)))
     assert collate == keep_supervised_logits(tiny.pad)
     assert "pad" in repr(collate)

@@ -10,7 +10,7 @@ from lossfns import causal_lm_loss, hidden_states, token_statistics
 from lossfns.collators.labels import keep_supervised_logits
 from tests import tiny
 from tests.contract.probes import since, summed
-from tests.hidden.trained import ROWS, compare, lora
+from tests.lossfns.core.trained import ROWS, compare, lora
 
 SIZES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 
@@ -132,7 +132,7 @@ def copying(model):
     return model
 
 
-def test_a_copy_is_known_by_its_graph(monkeypatch):
+def test_copy_is_recognized_by_its_graph(monkeypatch):
     """Comparing values would wait for the device in every step; without a graph they are what there is."""
     model = tiny.model("llama")
     source = hidden_states(model)
