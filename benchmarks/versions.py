@@ -24,16 +24,16 @@ HOME = harness.REPOSITORY / ".venvs"
 CONSTRAINTS = harness.REPOSITORY / "requirements" / "constraints.txt"
 TESTS = (
     "tests/contract",
-    "tests/hidden/test_evaluation.py",
-    "tests/hidden/test_ranks.py",
-    "tests/hidden/test_refusals.py",
-    "tests/hidden/test_supervised.py",
-    "tests/hidden/test_training.py",
-    "tests/lossfns/test_trainer.py",
+    "tests/lossfns/core/test_hidden_evaluation.py",
+    "tests/lossfns/core/test_hidden_ranks.py",
+    "tests/lossfns/core/test_hidden_errors.py",
+    "tests/lossfns/test_collators_supervised_logits.py",
+    "tests/lossfns/core/test_hidden_training.py",
+    "tests/lossfns/test_trainer_language.py",
     "tests/lossfns/test_training.py",
     "tests/lossfns/test_collators_label_dicts.py",
     "tests/metrics/test_in_trainer.py",
-    "tests/kit/test_check_trainer.py",
+    "tests/kit/test_trainer.py",
     "tests/test_end_to_end.py",
 )
 TOOLS = ("hypothesis", "packaging", "peft", "pytest", "pytest-timeout")

@@ -13,9 +13,9 @@ from transformers.loss import loss_utils
 
 from lossfns._core.signature import name_of
 from lossfns.testing import Task, check_loss, loss_rules
-from tests import tiny
+from tests import registry, tiny
 
-from . import registry, shaped_losses
+from . import shaped_losses
 from .broken_losses import BROKEN, IGNORED, right
 from .right_losses import OTHERS
 from .verdicts import broken_rules

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from lossfns.testing import Task, check_loss, loss_rules
+from tests import registry
 
-from . import registry, tasks
+from . import tasks
 
 
 def names(task):

@@ -8,10 +8,10 @@ from torch import nn
 
 from lossfns.testing import loss_rules
 from reducers.testing import reducer_rules
+from tests import registry
+from tests.test_registry import TERMS, in_loss, labels
 
-from . import registry
 from .simulated_device import DEVICE, counted_waits, numbers_of, on_device
-from .test_registry import TERMS, in_loss, labels
 
 COUNTS = [None, 5, torch.tensor(5)]
 MASK, VALUES = torch.tensor([True, False, True]), torch.arange(3.0)
