@@ -314,7 +314,7 @@ def test_accumulation_without_communication(ranks):
 def test_spread_logits_are_refused(ranks):
     for rank in ranks:
         assert len(rank["dtensor"]) == 3
-        assert all("logits are a DTensor; call full_tensor()" in said for said in rank["dtensor"])
+        assert all("got a DTensor: call full_tensor()" in said for said in rank["dtensor"])
 
 
 @pytest.mark.distributed

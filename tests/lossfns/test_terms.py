@@ -512,7 +512,7 @@ def test_learned_part_of_weight_zero_stays_in_the_graph():
     ids=["none", "no weight", "weight last", "a text", "three values"],
 )
 def test_invalid_parts_of_a_sum_raise(parts):
-    with pytest.raises(TypeError, match=r"pairs? \(weight, term\)|\(weight, term\) pair"):
+    with pytest.raises(TypeError, match=r"\(weight, term\)"):
         weighted_sum(*parts)
 
 

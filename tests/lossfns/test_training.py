@@ -432,7 +432,7 @@ def test_of_several_heads_the_next_token_is_watched():
 
 
 def test_parts_that_nobody_counts():
-    with pytest.raises(ValueError, match="count of its own"):
+    with pytest.raises(ValueError, match="does not divide by the Trainer's count"):
         means(add_losses({"a": (1.0, own_loss), "b": (1.0, partial(own_loss))}))
 
 

@@ -281,12 +281,12 @@ def probabilities_of(*rows):
         (probabilities_of([0.4, 0.4]), [0], r"do not sum to 1.*reducers\.probabilities"),
         (probabilities_of([0.1, 0.2, 0.7]), [0], r"shape \(1, 2\) to fit the labels, got \(1, 3\); .* num_classes"),
         (probabilities_of(0.0, 1.0), [0, 1], r"shape \(2, 2\) to fit the labels, got \(2,\)"),
-        (np.array([0, 2]), [0, 1], r"predicted ids must be in 0 to 1 .* got 0 to 2"),
+        (np.array([0, 2]), [0, 1], r"predicted ids must be 0 to 1, got 0 to 2"),
         (np.array([0, IGNORED]), [0, 1], "mask_first_label"),
-        (np.array([0, 1]), [0, 2], r"labels must be in 0 to 1 \(num_classes=2\), got 0 to 2"),
-        (np.array([0, 1]), [0, -1], "labels must be in 0 to 1 .* got -1 to"),
+        (np.array([0, 1]), [0, 2], r"labels must be 0 to 1, got 0 to 2"),
+        (np.array([0, 1]), [0, -1], "labels must be 0 to 1, got -1 to"),
         ((np.array([0, 1]),), [0, 1], r"confusion \(reducers\.confusion_counts\)"),
-        ({"logits": np.array([[0.0, 1.0]])}, [0], "hold logits"),
+        ({"logits": np.array([[0.0, 1.0]])}, [0], "got predictions logits"),
         ({"confusion": np.zeros((1, 2, 2))}, [0], r"counts \(B, 4\)"),
         ({"confusion": np.full((1, 4), IGNORED)}, [0], r"counts \(B, 4\)"),
     ],
@@ -440,7 +440,7 @@ def test_rows_that_sum_to_1_by_chance_are_scored(probabilities, labels):
 def test_floats_without_a_name_are_not_taken_for_probabilities():
     """They may be logits, whatever their values are."""
     for metric, labels in ((metrics.classification(2), np.array([1])), (metrics.multi_label(2), np.array([[0, 1]]))):
-        with pytest.raises(ValueError, match=r"reducers\.probabilities.*hold one array \(1, 2\)"):
+        with pytest.raises(ValueError, match=r"reducers\.probabilities.*got predictions one array \(1, 2\)"):
             score(metric, np.array([[0.25, 0.75]]), labels)
 
 

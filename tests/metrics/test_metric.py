@@ -100,7 +100,7 @@ def test_statistics_may_not_differ_between_batches():
         return {f"column_{len(labels)}": labels}
 
     metric = Metric(statistics=by_length, score=dict, higher_is_better={}, num_samples=7)
-    with pytest.raises(ValueError, match="column_3 in one, column_4 in another"):
+    with pytest.raises(ValueError, match="column_3 and then column_4"):
         metric(evaluation([GUESSES[:3], GUESSES[3:]], [TARGETS[:3], TARGETS[3:]]))
     metric(evaluation(GUESSES[:3], TARGETS[:3]), compute_result=False)
     with pytest.raises(ValueError, match="column_3 and then column_4"):

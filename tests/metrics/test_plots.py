@@ -51,8 +51,12 @@ def test_group_bars_with_intervals(tmp_path):
 
 
 def test_plots_do_not_touch_pyplot():
+    def figures():
+        return sys.modules["matplotlib.pyplot"].get_fignums() if "matplotlib.pyplot" in sys.modules else []
+
+    before = figures()
     plots.group_bars({"f1/x": 0.5}, "f1")
-    assert "matplotlib.pyplot" not in sys.modules or not sys.modules["matplotlib.pyplot"].get_fignums()
+    assert figures() == before
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch):
