@@ -41,8 +41,12 @@ def vendor(destination: Path) -> None:
     if not name.isidentifier() or keyword.iskeyword(name):
         raise ValueError(f"the destination's name must be a Python identifier so that it can be imported, got {name!r}")
     files = {path: _text(path) for package in PACKAGES for path in _paths(ROOT, package)}
-    if text := metadata.distribution("lossfns").read_text("licenses/LICENSE"):
-        files |= {Path(package, "LICENSE"): text for package in PACKAGES}
+    license_file = ROOT / "LICENSE"  # in a checkout; an installed project keeps it with its metadata
+    if license_file.exists():
+        text = license_file.read_text("utf-8")
+    else:
+        text = metadata.distribution("lossfns").read_text("licenses/LICENSE") or ""
+    files |= {Path(package, "LICENSE"): text for package in PACKAGES}
     for package in PACKAGES:
         present = {path: (destination / path).read_text("utf-8") for path in _paths(destination, package)}
         expected = {path: text for path, text in files.items() if path.parts[0] == package}
