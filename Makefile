@@ -1,5 +1,5 @@
-# make test    lint, types, tests and doctests, in two processes: six minutes on 2 cores
-# make test-fast   the tests that start no process and take less than ten seconds each: two minutes
+# make test    lint, types, tests and doctests, in two processes
+# make test-fast   the tests that are not marked as slow or distributed
 # make demo    the project on a real model, with a table and a picture of what it saves
 # make bench   time and memory beside the stock loss
 # make test-distributed   everything in two and three processes: four minutes on 2 cores
